@@ -1,0 +1,25 @@
+"""flowdup: federated training that gives every client its own model, labels or not."""
+
+from flowdup.config import Config, load_config, read_config
+from flowdup.data import ClientData, InputSpec, Population
+from flowdup.errors import FlowdupError
+from flowdup.models import register_model
+from flowdup.personalize import Federation, PersonalModel, load, load_model
+from flowdup.run import evaluate_run, train_run
+
+__all__ = [
+    "ClientData",
+    "Config",
+    "Federation",
+    "FlowdupError",
+    "InputSpec",
+    "PersonalModel",
+    "Population",
+    "evaluate_run",
+    "load",
+    "load_config",
+    "load_model",
+    "read_config",
+    "register_model",
+    "train_run",
+]

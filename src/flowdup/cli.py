@@ -1,0 +1,240 @@
+"""The command line: parse, call, print."""
+
+import importlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flowdup.compare import read_comparison, run_comparison, summarize
+from flowdup.config import load_config
+from flowdup.data.fetch import fetch as fetch_source
+from flowdup.data.own import read_inputs
+from flowdup.data.sources import SOURCES, data_folder, find
+from flowdup.data.sources import verify as verify_source
+from flowdup.errors import ConfigError, DataError, FlowdupError
+from flowdup.files import write_atomic
+from flowdup.personalize import load, load_model
+from flowdup.progress import Downloads, Jobs, Rounds
+from flowdup.report import embedding_figure, write_report
+from flowdup.run import Simulation, evaluate_run, read_run_config, train_run
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
+app.add_typer(data_app, name="data")
+console = Console()
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value, e.g. server.rounds=10")
+]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", help="Modules that register models.")
+]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+
+
+@app.callback()
+def flowdup(modules: Imports = None) -> None:
+    """Train clients together, then give any client its own model, labels or not."""
+    sys.path.insert(0, "")
+    for module in modules or []:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ConfigError(f"--import {module}: {error}") from None
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    preset: Annotated[str | None, typer.Argument(help="A preset or a TOML file.")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a federation into a run folder."""
+    if preset is None and not resume:
+        raise ConfigError("give a preset or a TOML file, or --resume to continue a run")
+    config = load_config(preset or str(out / "config.toml"), settings or [])
+    rounds = train_run(config, out, resume)
+    if as_json:
+        for metrics in rounds:
+            print(json.dumps(metrics), flush=True)
+        return
+    with Rounds(console, config.server.rounds) as progress:
+        for metrics in rounds:
+            progress.show(metrics)
+    console.print(f"run folder {out}, report {out / 'report.html'}")
+
+
+@app.command()
+def evaluate(folder: RunFolder, as_json: Json = False) -> None:
+    """Personalise the test clients from their unlabeled points and print their accuracy."""
+    result = evaluate_run(folder)
+    if as_json:
+        print(json.dumps(result))
+        return
+    accuracy, clients = result["accuracy"], result["clients"]
+    console.print(
+        f"{result['method']} after round {result['round']}, {len(clients)} test clients: "
+        f"{accuracy['transductive']:.2f} % on the points that generated the models, "
+        f"{accuracy['held_out']:.2f} % on held-out points"
+    )
+
+
+@app.command()
+def personalize(
+    folder: RunFolder,
+    source: Annotated[Path, typer.Option("--input", help="Unlabeled inputs, .npz or .npy.")],
+    out: Annotated[Path, typer.Option(help="The model file to write.")],
+    as_json: Json = False,
+) -> None:
+    """Make one client's own model from its unlabeled data: one forward pass, no labels."""
+    x = read_inputs(source)
+    load(folder).personalize(x).save(out)
+    _say(
+        as_json,
+        {"model": str(out), "points": len(x)},
+        f"{out}: made from {len(x)} unlabeled points",
+    )
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model file from `personalize`.")],
+    source: Annotated[Path, typer.Option("--input", help="Inputs, .npz or .npy.")],
+    out: Annotated[Path | None, typer.Option(help="Write the classes to this .npy file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict classes with a client's own model."""
+    classes = load_model(model).predict(read_inputs(source)).numpy()
+    if out is not None:
+        _save_array(out, classes)
+    _say(as_json, {"classes": classes.tolist()}, " ".join(map(str, classes)))
+
+
+@app.command()
+def embed(
+    folder: RunFolder,
+    by: Annotated[str, typer.Option(help="The trait that colours clients.")] = "",
+    group: Annotated[str, typer.Option(help="train, validation or test clients.")] = "validation",
+    out: Annotated[Path | None, typer.Option(help="File name without ending.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the clients' embeddings r(X), by PCA and t-SNE, as PNG and SVG."""
+    federation = load(folder)
+    population = Simulation(read_run_config(folder)).population
+    groups = {
+        "train": population.train,
+        "validation": population.validation,
+        "test": population.test,
+    }
+    if group not in groups:
+        raise ConfigError(f"--group is train, validation or test, not '{group}'")
+    clients = groups[group]
+    traits = sorted({name for client in clients for name in client.traits})
+    if by and by not in traits:
+        raise DataError(f"clients have no trait '{by}': use one of {', '.join(traits) or '(none)'}")
+    by = by or next(iter(sorted(traits, key=lambda t: t != "rotation")), "")
+    embeddings = torch.stack([federation.embedding(client.x) for client in clients]).numpy()
+    colors = [client.traits.get(by, "") for client in clients]
+    target = out or folder / "embedding"
+    measures = embedding_figure(embeddings, colors, by, target)
+    write_report(folder)
+    files = [str(target.with_suffix(end)) for end in (".png", ".svg")]
+    _say(as_json, {"files": files, "by": by} | measures, f"{' and '.join(files)} {measures or ''}")
+
+
+@app.command()
+def compare(
+    preset: Annotated[str, typer.Argument(help="A preset or a TOML file with a table 'compare'.")],
+    out: Annotated[Path, typer.Option(help="The folder for all runs.")],
+    settings: Settings = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train several methods with several seeds and print one table."""
+    work = read_comparison(preset, out, settings)
+    done = run_comparison(work, min(jobs or os.cpu_count() or 1, len(work)))
+    if as_json:
+        for job in done:
+            print(json.dumps({"done": str(job.folder)}), flush=True)
+        print(json.dumps(summarize(work, out)))
+        return
+    with Jobs(console, {str(j.folder): j.config.server.rounds for j in work}) as progress:
+        for job in done:
+            progress.done(str(job.folder))
+    console.print(_accuracy_table(summarize(work, out)))
+    console.print(f"{out / 'summary.json'}; every run has a report.html")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """What sets there are and where they lie."""
+    found = {name: find(name) for name in SOURCES}
+    if as_json:
+        print(json.dumps({name: path and str(path) for name, path in found.items()}))
+        return
+    table = Table("set", "images", "classes", "found")
+    for name, source in SOURCES.items():
+        shape = "x".join(map(str, source.shape))
+        table.add_row(
+            name, shape, str(source.classes), str(found[name] or f"no: flowdup data fetch {name}")
+        )
+    console.print(table)
+    console.print(f"data folder: {data_folder()}")
+
+
+@data_app.command("fetch")
+def data_fetch(name: str, as_json: Json = False) -> None:
+    """Download a set from its official place and check every byte."""
+    with Downloads(console, quiet=as_json) as progress:
+        path = fetch_source(name, None, progress.show)
+    _say(as_json, {"path": str(path)}, f"{path} is complete and right")
+
+
+@data_app.command("verify")
+def data_verify(name: str, as_json: Json = False) -> None:
+    """Check every byte of a set."""
+    path = verify_source(name)
+    _say(as_json, {"path": str(path)}, f"{path} is complete and right")
+
+
+def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
+    if as_json:
+        print(json.dumps(result))
+    else:
+        console.print(sentence, soft_wrap=True)
+
+
+def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
+    content = io.BytesIO()
+    np.save(content, array)
+    write_atomic(path, content.getvalue())
+
+
+def _accuracy_table(summary: dict[str, dict[str, Any]]) -> Table:
+    table = Table("method", "accuracy (%)", "held-out (%)", title="unlabeled test clients")
+    for name, row in summary.items():
+        cells = [f"{r['mean']:.1f} ± {r['std']:.1f}" for r in (row, row["held_out"])]
+        table.add_row(name, *cells)
+    return table
+
+
+def main() -> None:
+    try:
+        app()
+    except FlowdupError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("stopped; a run goes on from its last checkpoint with --resume")

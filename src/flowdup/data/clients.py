@@ -1,0 +1,118 @@
+"""Clients and what their inputs look like."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flowdup.errors import DataError
+
+Trait = str | int | float
+Reader = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's points x [n, *shape], perhaps with labels y [n] (-1: this point has none)."""
+
+    x: Tensor
+    y: Tensor | None = None
+    name: str = ""
+    traits: dict[str, Trait] = field(
+        default_factory=dict
+    )  # what is known of it: rotation, site, ...
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def labeled(self) -> bool:
+        return self.y is not None and bool((self.y >= 0).any())
+
+    def unlabeled(self) -> "ClientData":
+        return ClientData(self.x, None, self.name, self.traits)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What every client's inputs must look like, and how they become floats.
+
+    uint8 inputs are divided by 255; then mean is taken off and the rest divided by std, per channel
+    (per first dimension of `shape`).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str  # uint8 or float32
+    classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def check(self, client: ClientData) -> ClientData:
+        """The client, with x and y in the right types; DataError if it does not fit."""
+        who = f"client '{client.name}'" if client.name else "the client"
+        x, y = client.x, client.y
+        if len(client) == 0:
+            raise DataError(f"{who} is empty: give it at least one point or leave it out")
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(
+                f"{who} has inputs of shape {tuple(x.shape[1:])}, the federation "
+                f"reads {self.shape}: convert them (channels come first)"
+            )
+        if self.dtype == "uint8" and x.dtype != torch.uint8:
+            raise DataError(
+                f"{who} has inputs of type {_name(x)}, the federation reads uint8 "
+                "images (0 to 255): convert them"
+            )
+        if self.dtype != "uint8":
+            if x.dtype == torch.uint8 or x.is_complex():
+                raise DataError(
+                    f"{who} has {_name(x)} inputs, the federation reads floats: convert them"
+                )
+            x = x.to(torch.float32)
+            if not all(bool(torch.isfinite(part).all()) for part in torch.split(x, 4096)):
+                raise DataError(f"{who} has NaN or infinite inputs: clean or drop these points")
+        return ClientData(
+            x, None if y is None else self._check_labels(y, x, who), client.name, client.traits
+        )
+
+    def _check_labels(self, y: Tensor, x: Tensor, who: str) -> Tensor:
+        if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
+            raise DataError(
+                f"{who} has labels of type {_name(y)} and shape {tuple(y.shape)}: give one whole "
+                f"number per point ({x.shape[0]})"
+            )
+        y = y.to(torch.int64)
+        low, high = int(y.min()), int(y.max())
+        if low < -1 or high >= self.classes:
+            raise DataError(
+                f"{who} has labels from {low} to {high}: they must lie between 0 and "
+                f"{self.classes - 1}, or be -1 for a point without a label"
+            )
+        return y
+
+    def reader(self, device: torch.device | str, dtype: torch.dtype) -> Reader:
+        """How networks read stored inputs [n, *shape]: one product and one sum per channel."""
+        unit = 1 / 255 if self.dtype == "uint8" else 1.0
+        mean, std = self.mean or (0.0,), self.std or (1.0,)
+        per_channel = (-1, *(1 for _ in self.shape[1:]))
+        scale = torch.tensor([unit / s for s in std], dtype=dtype, device=device)
+        shift = torch.tensor(
+            [-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=device
+        )
+        scale, shift = scale.reshape(per_channel), shift.reshape(per_channel)
+        return lambda x: x.to(device, dtype) * scale + shift
+
+
+@dataclass(frozen=True)
+class Population:
+    """The clients of a federation; the three groups share no client and no point."""
+
+    spec: InputSpec
+    train: Sequence[ClientData]
+    validation: Sequence[ClientData]
+    test: Sequence[ClientData]
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

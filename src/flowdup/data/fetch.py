@@ -1,0 +1,80 @@
+"""Downloading public image sets from their official places."""
+
+import http.client
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+from flowdup.data.sources import Source, data_folder, named, read_parts, verify
+from flowdup.errors import DataError
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes done, bytes in all if known
+
+_BLOCK = 1 << 18
+_TIMEOUT = 30  # seconds without a byte
+
+
+def fetch(source: str | Source, folder: Path | None, progress: Progress) -> Path:
+    """Download what the set still lacks, and say where it lies, verified.
+
+    A file appears in the folder once it is complete and has the right hash; a failed download
+    leaves nothing behind and raises DataError.  Good files that are there are not fetched again.
+    """
+    source, folder = named(source), folder or data_folder()
+    for name in source.downloads:
+        target = folder / source.places[0] / name
+        if not _good(source, target):
+            _download(source, target, progress)
+    return verify(source, folder)
+
+
+def _good(source: Source, file: Path) -> bool:
+    try:
+        return file.is_file() and bool(read_parts(source, file))
+    except DataError:
+        return False
+
+
+def _download(source: Source, target: Path, progress: Progress) -> None:
+    url = source.url + target.name
+    by_hand = f"download it by hand and put it in {target.parent}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            with partial.open("wb") as file:
+                for block, total in _blocks(url, by_hand):
+                    file.write(block)
+                    progress(target.name, file.tell(), total)
+            if not _good(source, partial):
+                raise DataError(
+                    f"{url} is not the canonical file and was not kept: try later, or {by_hand}"
+                )
+            os.replace(partial, target)
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error}): make room or mend its permissions, "
+            "or set FLOWDUP_DATA to another folder"
+        ) from error
+
+
+def _blocks(url: str, by_hand: str) -> Iterator[tuple[bytes, int | None]]:
+    """The bytes at a URL, and how many there are in all; trouble on the network is a DataError."""
+    done = 0
+    try:
+        with urlopen(url, timeout=_TIMEOUT) as response:
+            length = response.headers.get("Content-Length")
+            total = int(length) if length else None
+            while block := response.read(_BLOCK):
+                done += len(block)
+                yield block, total
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DataError(
+            f"{url} cannot be downloaded ({error}): check the connection, or {by_hand}"
+        ) from error
+    if total is not None and done < total:
+        raise DataError(
+            f"{url} broke off after {done:,} of {total:,} bytes: try again, or {by_hand}"
+        )

@@ -1,0 +1,111 @@
+"""Simulated clients from one pool of labeled images: the paper's recipes.
+
+Every draw comes from a named stream, so a seed gives the same clients everywhere.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowdup.data.clients import ClientData, Trait
+from flowdup.errors import ConfigError
+from flowdup.random import Stream
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    points: int  # per client
+    classes_per_client: int = 0  # 0: all
+    rotations: tuple[int, ...] = ()  # degrees, one of them drawn per client; empty: none
+    overlap: bool = False  # whether two clients may share a point
+
+
+def make_clients(
+    recipe: Recipe, x: Tensor, y: Tensor, clients: int, stream: Stream
+) -> list[ClientData]:
+    """Clients by a recipe from images x [n, channels, height, width] and labels y [n]."""
+    if recipe.classes_per_client:
+        parts = _by_class(recipe, y.numpy(), clients, stream)
+    else:
+        pool = np.arange(len(y))
+        parts = _deal(pool, clients, recipe.points, recipe.overlap, stream.child("points"))
+    turns = _turns(clients, recipe.rotations, x.shape[-2:], stream)
+    made = []
+    for number, (part, turn) in enumerate(zip(parts, turns, strict=True)):
+        traits: dict[str, Trait] = {}
+        if recipe.rotations:
+            traits["rotation"] = turn
+        if recipe.classes_per_client:
+            traits["classes"] = "+".join(map(str, sorted(set(y[part].tolist()))))
+        images = torch.rot90(x[part], turn // 90, (-2, -1)).contiguous()
+        made.append(ClientData(images, y[part], f"{stream.path[-1]}-{number}", traits))
+    return made
+
+
+def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -> list[Indices]:
+    """`hands` sets of `size` members of the pool, disjoint unless they may overlap."""
+    if size > pool.size:
+        raise ConfigError(
+            f"a client needs {size} points and only {pool.size} are at hand: lower data.points, or "
+            "give this group a larger share of the images by more clients"
+        )
+    if not overlap and hands * size > pool.size:
+        raise ConfigError(
+            f"{hands} clients with {size} points each need more than the {pool.size} at hand: "
+            "lower the number of clients or data.points, or set data.overlap to true"
+        )
+    if overlap:
+        return [
+            pool[np.argsort(w, kind="stable")[:size]] for w in stream.lanes(0, hands, pool.size)
+        ]
+    return list(pool[stream.permutation(pool.size)[: hands * size]].reshape(hands, size))
+
+
+def _by_class(recipe: Recipe, y: Indices, clients: int, stream: Stream) -> list[Indices]:
+    """Each client has some classes, with the same number of points of each."""
+    classes, per_client = np.unique(y), recipe.classes_per_client
+    if per_client > classes.size or recipe.points % per_client:
+        raise ConfigError(
+            f"data.classes_per_client = {per_client} must be at most {classes.size} and divide "
+            f"data.points = {recipe.points}"
+        )
+    size = recipe.points // per_client
+    chosen = _choose_classes(clients, per_client, classes.size, stream.child("classes"))
+    shards = {}
+    for index, label in enumerate(classes):
+        hands = int((chosen == index).sum())
+        pool = np.flatnonzero(y == label)
+        dealt = _deal(pool, hands, size, recipe.overlap, stream.child("points", int(label)))
+        shards[index] = iter(dealt)
+    return [np.concatenate([next(shards[index]) for index in row]) for row in chosen.tolist()]
+
+
+def _choose_classes(clients: int, per_client: int, classes: int, stream: Stream) -> Indices:
+    """Distinct classes for every client, each class used equally often.  # [clients, per_client]
+
+    A client takes the classes used least so far, ties broken at random.
+    """
+    used = np.zeros(classes, np.int64)
+    rows = []
+    for noise in stream.lanes(0, clients, classes):
+        row = np.lexsort((noise, used))[:per_client]
+        used[row] += 1
+        rows.append(row)
+    return np.array(rows, np.int64).reshape(clients, per_client)
+
+
+def _turns(
+    clients: int, rotations: tuple[int, ...], size: tuple[int, ...], stream: Stream
+) -> list[int]:
+    if not rotations:
+        return [0] * clients
+    if any(turn % 90 for turn in rotations):
+        raise ConfigError(f"data.rotations must be multiples of 90 degrees, not {list(rotations)}")
+    if size[0] != size[1] and any(turn % 180 for turn in rotations):
+        raise ConfigError(f"images of {size[0]}x{size[1]} can be rotated by 180 degrees only")
+    return [rotations[i] for i in stream.child("rotation").integers(clients, len(rotations))]

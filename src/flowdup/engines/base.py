@@ -1,0 +1,42 @@
+"""What an engine is: where the clients of a round do their work."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flowdup.client import ClientConfig, Update, batch_plan
+from flowdup.data.clients import ClientData
+from flowdup.methods import Batch, Params
+from flowdup.random import Stream
+
+
+class Question(NamedTuple):
+    """Generate a model on x; then predict on query."""
+
+    x: Tensor  # [n, *shape]
+    query: Tensor  # [m, *shape]
+
+
+class Engine(Protocol):
+    def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
+        """The mean of all members' updates; member i draws its batches from lane i of `orders`."""
+        ...
+
+    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
+        """Every client's own predictions, [m] classes each."""
+        ...
+
+
+def local_batches(client: ClientData, config: ClientConfig, orders: Stream, lane: int) -> Batch:
+    """All of a client's local batches of one round, [steps, B, ...]."""
+    plan = torch.from_numpy(batch_plan(orders, len(client), config, lane))
+    rows, present = plan.clamp(min=0), plan >= 0
+    y = torch.full_like(rows, -1) if client.y is None else client.y[rows]
+    return Batch(client.x[rows], y.clamp(min=0), present, present & (y >= 0))
+
+
+def on_device(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+    x, y, present, labeled = (t.to(device, non_blocking=True) for t in batch)
+    return Batch(x, y, present.to(dtype), labeled.to(dtype))

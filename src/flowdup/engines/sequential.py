@@ -1,0 +1,42 @@
+"""The reference engine: one client after the other, nothing padded."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flowdup.client import ClientConfig, Update, client_update
+from flowdup.data.clients import ClientData
+from flowdup.engines.base import Question, local_batches, on_device
+from flowdup.methods import Method, Params
+from flowdup.optimizers import Optimizer
+from flowdup.random import Stream
+
+
+class SequentialEngine:
+    def __init__(
+        self, method: Method, config: ClientConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.method, self.config, self.device, self.dtype = method, config, device, dtype
+        self.optimizer = Optimizer(config.optimizer)
+
+    def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
+        total = {n: torch.zeros_like(p) for n, p in params.items()}
+        losses = []
+        for lane, client in enumerate(cohort):
+            batches = local_batches(client, self.config, orders, lane)
+            batches = on_device(batches, self.device, self.dtype)
+            update = client_update(self.method, self.optimizer, params, batches)
+            total = {n: t + update.delta[n] for n, t in total.items()}
+            losses.append(update.loss)
+        return Update({n: t / len(cohort) for n, t in total.items()}, torch.stack(losses).mean())
+
+    @torch.no_grad()
+    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
+        answers = []
+        for question in questions:
+            x, query = question.x.to(self.device), question.query.to(self.device)
+            present = torch.ones(x.shape[0], device=self.device, dtype=self.dtype)
+            weights = self.method.personalize(params, x, present)
+            answers.append(self.method.f(weights, query).argmax(1).cpu())
+        return answers

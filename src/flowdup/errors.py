@@ -1,0 +1,21 @@
+"""Errors meant for a person: one sentence that says what is wrong and what to do."""
+
+
+class FlowdupError(Exception):
+    """The base of every error that a user can mend; the command line turns it into exit code 2."""
+
+
+class ConfigError(FlowdupError):
+    """A setting is unknown, of the wrong type, out of range, or at odds with another one."""
+
+
+class DataError(FlowdupError):
+    """Client data is missing, malformed, or does not fit the federation."""
+
+
+class CheckpointError(FlowdupError):
+    """A stored file is missing, truncated, tampered with, or of another federation."""
+
+
+class TrainingError(FlowdupError):
+    """Training cannot go on: it diverged, or no client can take part."""

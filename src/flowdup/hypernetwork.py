@@ -1,0 +1,70 @@
+"""The hypernetwork h(X) = h2(r(X)) with r(X) = mean of h1(x) over x in X (paper, eq. 3)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear, relu
+
+from flowdup.models.network import Network
+from flowdup.random import Stream
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class HypernetworkConfig:
+    backbone: str = ""  # a model's name for h1; empty: the same as f
+    embedding: int = 256
+    hidden: int = 100
+    normalize: bool = True  # LayerNorm of r(X) before h2: training is unstable without
+    output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0
+    chunk: int = 2048  # inputs that pass through h1 at once
+
+
+class Hypernetwork:
+    """Pure functions of `params`, whose names start with `h1.` and `h2.`.
+
+    A set may have any size; `present` [n] marks with 1 the rows that belong to it, with 0 padding.
+    The set passes through h1 in chunks, so only its embedding has to fit in memory: x may be a
+    tensor over a memory-mapped file.
+    """
+
+    def __init__(self, config: HypernetworkConfig, h1: Network, k: int) -> None:
+        self.config, self.h1, self.k = config, h1, k
+
+    def init(self, stream: Stream) -> Params:
+        e, hidden = self.config.embedding, self.config.hidden
+        params = {f"h1.{n}": w for n, w in self.h1.init(stream.child("h1")).items()}
+        params["h2.hidden.weight"] = _uniform(stream.child("h2.hidden"), hidden, e, 1.0)
+        params["h2.hidden.bias"] = torch.zeros(hidden)
+        scale = self.config.output_scale
+        params["h2.output.weight"] = _uniform(stream.child("h2.output"), self.k, hidden, scale)
+        params["h2.output.bias"] = torch.zeros(self.k)
+        return params
+
+    def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
+        """r(X) = (1 / |X|) sum over x in X of h1(x)."""  # [embedding]
+        h1 = {n.removeprefix("h1."): p for n, p in params.items() if n.startswith("h1.")}
+        chunks = zip(*(torch.split(t, self.config.chunk) for t in (x, present)), strict=True)
+        total = sum(
+            (here @ self.h1(h1, part) for part, here in chunks), start=present.new_zeros(())
+        )
+        return total / present.sum().clamp(min=1)
+
+    def head(self, params: Params, r: Tensor) -> Tensor:
+        """v = h2(r)."""  # [k]
+        if self.config.normalize:
+            r = layer_norm(r, r.shape[-1:])
+        hidden = relu(linear(r, params["h2.hidden.weight"], params["h2.hidden.bias"]))
+        return linear(hidden, params["h2.output.weight"], params["h2.output.bias"])
+
+    def __call__(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
+        return self.head(params, self.embedding(params, x, present))
+
+
+def _uniform(stream: Stream, rows: int, columns: int, scale: float) -> Tensor:
+    bound = np.float32(scale * math.sqrt(6.0 / columns))
+    return torch.from_numpy(stream.uniform(rows * columns) * bound).reshape(rows, columns)

@@ -1,0 +1,56 @@
+"""What a method is: pure functions for one client and one batch.
+
+Engines decide where they run: one client after the other, a whole cohort as one tensor program, or
+on machines of their own.  A method never sees a cohort, a device or a random state.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flowdup.models.network import Network, Weights
+from flowdup.random import Stream
+
+Params = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """One batch of one client, in random order.
+
+    The first ceil(B/2) rows are one random half of the batch, the others the second: a method that
+    generates a model on one half and evaluates it on the other cuts there (`halves`).
+    """
+
+    x: Tensor  # [B, *shape]
+    y: Tensor  # [B], any class where there is no label
+    present: Tensor  # [B], 1 for a row with data, 0 for padding
+    labeled: Tensor  # [B], 1 for a row with data and a label
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        cut = (self.x.shape[0] + 1) // 2
+        return Batch(*(t[:cut] for t in self)), Batch(*(t[cut:] for t in self))
+
+
+class Method(Protocol):
+    f: Network  # the client's model
+    learns_unlabeled: bool  # whether clients without any label take part in training
+    fingerprint: str  # of what comes from the seed and is never sent; empty if nothing does
+
+    def init(self, stream: Stream) -> Params:
+        """What is trained and sent."""
+        ...
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        """The objective on one batch of one client; `start` is what the round began with."""
+        ...
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        """The weights of one client's own model, from its unlabeled data x [n, *shape]."""
+        ...
+
+
+def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy, averaged over the labeled rows; 0 where there is none."""
+    losses = cross_entropy(logits, batch.y, reduction="none")  # [B]
+    return (losses * batch.labeled).sum() / batch.labeled.sum().clamp(min=1)

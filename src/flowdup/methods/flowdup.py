@@ -1,0 +1,72 @@
+"""FLowDUP: a hypernetwork reads a client's unlabeled data and emits its model in a subspace.
+
+Zakerinia, Scott, Lampert, "Federated Learning with Unlabeled Clients: Personalization Can Happen in
+Low Dimensions", 2025.
+
+    v     = h(X; psi_h)                                          eq. 3
+    theta = theta_0 + P v                                        eq. 2
+    L     = sum over (x', y') of l(y', f(x'; theta))             eq. 5, labeled clients
+    Omega = || v - psi_r ||^2                                    eq. 6, all clients
+    g     = gradient of L + lambda Omega by psi = (psi_h, psi_r)
+
+Sent each way and round: psi, that is h1, h2 and psi_r.  theta_0 and P come from the seed.
+
+Departures, each a setting: L is the mean over the half-batch (`reduction = "sum"` is the paper's
+algorithm 2; lambda then counts per point), r(X) is normalised before h2, h2's last layer starts
+small, rows of P are scaled per layer.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flowdup.errors import ConfigError
+from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
+from flowdup.methods.base import Batch, Params, mean_loss
+from flowdup.methods.parts import Parts
+from flowdup.models.network import Weights
+from flowdup.random import Stream
+from flowdup.subspace import SubspaceConfig
+
+
+@dataclass(frozen=True)
+class FLowDUPConfig:
+    regularization: float = 1e-4  # lambda
+    reduction: str = "mean"  # of the loss over the half-batch: mean or sum
+    subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
+    hypernetwork: HypernetworkConfig = field(default_factory=HypernetworkConfig)
+
+
+class FLowDUP:
+    learns_unlabeled = True
+
+    def __init__(self, config: FLowDUPConfig, parts: Parts) -> None:
+        if config.reduction not in ("mean", "sum"):
+            raise ConfigError(f"method.reduction is 'mean' or 'sum', not '{config.reduction}'")
+        self.config = config
+        self.f = parts.f
+        self.subspace = parts.subspace(config.subspace)
+        self.fingerprint = self.subspace.fingerprint
+        h = config.hypernetwork
+        self.h = Hypernetwork(h, parts.network(h.backbone, h.embedding), self.subspace.k)
+
+    def init(self, stream: Stream) -> Params:
+        return self.h.init(stream) | {"psi_r": torch.zeros(self.subspace.k)}
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        unlabeled, query = batch.halves()
+        v = self.h(params, unlabeled.x, unlabeled.present)
+        theta = self.subspace(v)
+        loss = mean_loss(self.f(theta, query.x), query)
+        if self.config.reduction == "sum":
+            loss = loss * query.labeled.sum()
+        omega = (v - params["psi_r"]).square().sum()
+        return loss + self.config.regularization * omega
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        return self.subspace(self.h(params, x, present))
+
+    def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
+        """r(X), which figure 1 of the paper shows."""
+        return self.h.embedding(params, x, present)

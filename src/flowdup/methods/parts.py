@@ -1,0 +1,32 @@
+"""What methods are made of: networks and subspaces of one federation, from its shared seed."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from flowdup.data.clients import InputSpec
+from flowdup.models import Network, build_network
+from flowdup.random import Stream
+from flowdup.subspace import Subspace, SubspaceConfig
+
+
+@dataclass(frozen=True)
+class Parts:
+    model: str
+    spec: InputSpec
+    stream: Stream
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    @cached_property
+    def f(self) -> Network:
+        return self.network(self.model, self.spec.classes)
+
+    def network(self, name: str, outputs: int) -> Network:
+        """A network over the clients' inputs; an empty name means the model's."""
+        read = self.spec.reader(self.device, self.dtype)
+        return build_network(name or self.model, self.spec.shape, outputs, read)
+
+    def subspace(self, config: SubspaceConfig) -> Subspace:
+        return Subspace(config, self.f, self.stream, self.device, self.dtype)

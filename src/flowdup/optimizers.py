@@ -1,0 +1,77 @@
+"""SGD and Adam as pure functions, for clients and for the server.
+
+An optimiser's state is a dict of tensors: slot names to what it remembers of each parameter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowdup.errors import ConfigError
+
+Params = dict[str, Tensor]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    name: str = "sgd"  # sgd or adam
+    lr: float = 0.01
+    momentum: float = 0.0  # sgd
+    beta1: float = 0.9  # adam
+    beta2: float = 0.99  # adam
+    eps: float = 1e-4  # adam
+    weight_decay: float = 0.0  # added to the gradient
+
+
+class Optimizer:
+    """`init` makes the state, `step` returns new parameters and a new state."""
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        if config.name not in ("sgd", "adam"):
+            raise ConfigError(f"unknown optimizer '{config.name}': use sgd or adam")
+        if not config.lr > 0:
+            raise ConfigError(f"a learning rate must be positive, not {config.lr}")
+        self.config = config
+
+    def init(self, params: Params) -> State:
+        state = {
+            f"{slot}/{n}": torch.zeros_like(p) for slot in self._slots() for n, p in params.items()
+        }
+        if self.config.name == "adam":
+            state["steps"] = next(iter(params.values())).new_zeros(())
+        return state
+
+    def step(self, params: Params, grads: Params, state: State) -> tuple[Params, State]:
+        decay = self.config.weight_decay
+        if decay:
+            grads = {n: g + decay * params[n] for n, g in grads.items()}
+        return (self._adam if self.config.name == "adam" else self._sgd)(params, grads, state)
+
+    def _slots(self) -> tuple[str, ...]:
+        if self.config.name == "adam":
+            return ("mean", "square")
+        return ("momentum",) if self.config.momentum else ()
+
+    def _sgd(self, params: Params, grads: Params, state: State) -> tuple[Params, State]:
+        """m <- mu m + g;  p <- p - lr m."""
+        mu, lr = self.config.momentum, self.config.lr
+        if mu:
+            grads = {n: mu * state[f"momentum/{n}"] + g for n, g in grads.items()}
+            state = {f"momentum/{n}": g for n, g in grads.items()}
+        return {n: p - lr * grads[n] for n, p in params.items()}, state
+
+    def _adam(self, params: Params, grads: Params, state: State) -> tuple[Params, State]:
+        """Kingma and Ba 2015: p <- p - lr m^ / (sqrt(s^) + eps), both moments bias-corrected."""
+        c = self.config
+        steps = state["steps"] + 1
+        fix_mean, fix_square = 1 - c.beta1**steps, 1 - c.beta2**steps
+        new: State = {"steps": steps}
+        out: Params = {}
+        for n, p in params.items():
+            mean = c.beta1 * state[f"mean/{n}"] + (1 - c.beta1) * grads[n]
+            square = c.beta2 * state[f"square/{n}"] + (1 - c.beta2) * grads[n].square()
+            out[n] = p - c.lr * (mean / fix_mean) / ((square / fix_square).sqrt() + c.eps)
+            new[f"mean/{n}"], new[f"square/{n}"] = mean, square
+        return out, new

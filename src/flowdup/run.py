@@ -1,0 +1,163 @@
+"""A run and its folder: training that can be killed at any moment and continued to the same bits.
+
+config.toml     the resolved settings
+metrics.jsonl   one line per round
+checkpoint/     psi and the server's memory
+evaluation.json accuracy of test clients (`evaluate_run`)
+report.html     curves, accuracy, settings
+"""
+
+import json
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
+from flowdup.config import Config, method_table, read_config, to_toml
+from flowdup.data import Population, load_population
+from flowdup.engines import Engine, build_engine
+from flowdup.errors import CheckpointError, ConfigError
+from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
+from flowdup.files import cannot_write, write_atomic
+from flowdup.methods import Method, Parts
+from flowdup.personalize import check_expansion
+from flowdup.random import Stream
+from flowdup.report import write_report
+from flowdup.server import ServerState, initial_state, train
+
+Metrics = dict[str, Any]
+
+
+class Simulation:
+    """A configuration made ready to run: clients, method, engine."""
+
+    def __init__(self, config: Config, population: Population | None = None) -> None:
+        self.config, self.stream = config, Stream(config.seed)
+        self.population = population or load_population(config.data, self.stream.child("data"))
+        self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
+        inputs = self.population.spec
+        parts = Parts(config.model, inputs, self.stream, self.device, self.dtype)
+        self.method: Method = config.method.build(parts)
+        self.engine: Engine = build_engine(config.engine, self.method, config.client)
+        table = method_table(config.method)
+        self.federation = FederationSpec(
+            config.seed, config.model, table, inputs, self.method.fingerprint
+        )
+
+    def initial_state(self) -> ServerState:
+        return initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
+
+    def load_state(self, folder: Path) -> ServerState:
+        federation, state = load_checkpoint(folder)
+        if federation != self.federation:
+            check_expansion(self.method, federation)
+            raise CheckpointError(f"{folder} belongs to another federation: choose another folder")
+
+        def here(tensors: dict[str, Any]) -> dict[str, Any]:
+            return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
+
+        return ServerState(state.round, here(state.psi), here(state.optimizer))
+
+    def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
+        """Train on from a state; evaluated rounds carry the accuracy of validation clients."""
+        config, clients = self.config, self.population
+        for result in train(
+            config.server, self.method, self.engine, clients.train, state, self.stream
+        ):
+            number = result.state.round
+            metrics: Metrics = {"round": number, "loss": float(result.loss)}
+            due = number % config.run.evaluate_every == 0 or number == config.server.rounds
+            if due and clients.validation:
+                metrics["validation_accuracy"] = transductive_accuracy(
+                    self.engine, result.state.psi, clients.validation
+                )
+            yield result.state, metrics
+
+
+def train_run(
+    config: Config, out: Path, resume: bool = False, population: Population | None = None
+) -> Iterator[Metrics]:
+    """Train into a run folder and yield every round's metrics."""
+    checkpoint, metrics_file = out / "checkpoint", out / "metrics.jsonl"
+    started = (checkpoint / "checkpoint.json").exists()
+    if started and not resume:
+        raise ConfigError(f"{out} holds a run already: add --resume or choose another folder")
+    if started:
+        _check_continues(config, read_run_config(out))
+    simulation = Simulation(config, population)
+    state = simulation.load_state(checkpoint) if started else simulation.initial_state()
+    write_atomic(out / "config.toml", to_toml(config).encode())
+    before = _keep_metrics(metrics_file, state.round)
+    start = time.monotonic() - before
+    for latest, metrics in simulation.rounds(state):
+        metrics["seconds"] = round(time.monotonic() - start, 3)
+        _append(metrics_file, metrics)
+        if latest.round % config.run.checkpoint_every == 0 or latest.round == config.server.rounds:
+            save_checkpoint(checkpoint, simulation.federation, latest)
+        yield metrics
+    write_report(out)
+
+
+def evaluate_run(out: Path, population: Population | None = None) -> dict[str, Any]:
+    """Personalise every test client from its unlabeled points and score it; writes the result."""
+    simulation = Simulation(read_run_config(out), population)
+    state = simulation.load_state(out / "checkpoint")
+    stream = simulation.stream.child("held-out")
+    scores = evaluate(simulation.engine, state.psi, simulation.population.test, stream)
+    result = {
+        "method": simulation.config.method.name,
+        "round": state.round,
+        "accuracy": mean_accuracy(scores),
+        "clients": [asdict(score) for score in scores],
+    }
+    write_atomic(out / "evaluation.json", json.dumps(result, indent=2).encode())
+    write_report(out)
+    return result
+
+
+def read_run_config(out: Path) -> Config:
+    path = out / "config.toml"
+    try:
+        return read_config(tomllib.loads(path.read_text()))
+    except OSError:
+        raise CheckpointError(f"{out} is not a run folder: it has no config.toml") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CheckpointError(f"{path} is not valid TOML: {error}") from None
+
+
+def _check_continues(new: Config, old: Config) -> None:
+    """A run may go on with more rounds, elsewhere, or recorded more often; never as another one."""
+    server = replace(old.server, rounds=new.server.rounds)
+    same = replace(old, server=server, engine=new.engine, run=new.run)
+    if same != new:
+        a, b = to_toml(same).splitlines(), to_toml(new).splitlines()
+        changed = next((line for line in b if line not in a), "a setting")
+        raise ConfigError(
+            f"the run was started with other settings ('{changed.strip()}' is new): resume with "
+            "the old ones or choose another folder"
+        )
+
+
+def _keep_metrics(path: Path, last: int) -> float:
+    """Drop lines after the checkpoint, and a half-written one; the seconds spent until then."""
+    kept: list[Metrics] = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            metrics = json.loads(line)
+        except ValueError:
+            break
+        if metrics["round"] <= last:
+            kept.append(metrics)
+    write_atomic(path, "".join(json.dumps(m) + "\n" for m in kept).encode())
+    return float(kept[-1]["seconds"]) if kept else 0.0
+
+
+def _append(path: Path, metrics: Metrics) -> None:
+    try:
+        with open(path, "a") as file:
+            file.write(json.dumps(metrics) + "\n")
+    except OSError as error:
+        raise cannot_write(path, error) from error

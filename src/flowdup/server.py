@@ -1,0 +1,108 @@
+"""The server's side of a round, the paper's algorithm 1: cohort, mean of the updates, step."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowdup.data.clients import ClientData
+from flowdup.engines import Engine
+from flowdup.errors import ConfigError, TrainingError
+from flowdup.methods import Method, Params
+from flowdup.optimizers import Optimizer, OptimizerConfig, State
+from flowdup.random import Stream
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    rounds: int = 500
+    cohort: int = 100
+    alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
+    replacement: bool = True  # whether one client may stand in a cohort twice
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.cohort < 1 or not 0 <= self.alpha <= 1:
+            raise ConfigError(
+                "server.rounds and server.cohort must be at least 1 and server.alpha between 0 and "
+                f"1, not {self.rounds}, {self.cohort} and {self.alpha}"
+            )
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that a run must remember between rounds; every random choice follows from the round."""
+
+    round: int
+    psi: Params
+    optimizer: State
+
+
+@dataclass(frozen=True)
+class Round:
+    state: ServerState
+    loss: Tensor
+
+
+def initial_state(
+    config: ServerConfig, method: Method, stream: Stream, device: torch.device, dtype: torch.dtype
+) -> ServerState:
+    psi = {n: p.to(device, dtype) for n, p in method.init(stream.child("psi")).items()}
+    return ServerState(0, psi, Optimizer(config.optimizer).init(psi))
+
+
+def sample_cohort(
+    config: ServerConfig, labeled: NDArray[np.bool_], learns_unlabeled: bool, stream: Stream
+) -> list[int]:
+    """Client indices: round(alpha * cohort) labeled ones, then unlabeled ones.
+
+    Labeled clients fill the whole cohort where the method cannot learn from others, or where there
+    are no others.
+    """
+    groups = {"labeled": np.flatnonzero(labeled), "unlabeled": np.flatnonzero(~labeled)}
+    if not groups["labeled"].size:
+        raise TrainingError(
+            "no training client has a label: give labels to some, or raise data.labeled_fraction"
+        )
+    mixed = learns_unlabeled and groups["unlabeled"].size > 0
+    share = round(config.alpha * config.cohort) if mixed else config.cohort
+    cohort: list[int] = []
+    for name, count in (("labeled", share), ("unlabeled", config.cohort - share)):
+        group, draw = groups[name], stream.child(name)
+        if not config.replacement and count > group.size:
+            raise ConfigError(
+                f"a cohort needs {count} {name} clients and there are {group.size}: lower "
+                "server.cohort or set server.replacement to true"
+            )
+        if config.replacement:
+            chosen = draw.integers(count, max(group.size, 1))
+        else:
+            chosen = draw.permutation(group.size)[:count]
+        cohort += group[chosen].tolist()
+    return cohort
+
+
+def train(
+    config: ServerConfig,
+    method: Method,
+    engine: Engine,
+    clients: Sequence[ClientData],
+    state: ServerState,
+    stream: Stream,
+) -> Iterator[Round]:
+    """Yield every round from `state.round + 1` to `config.rounds`."""
+    labeled = np.array([client.labeled for client in clients])
+    optimizer = Optimizer(config.optimizer)
+    for number in range(state.round + 1, config.rounds + 1):
+        chosen = sample_cohort(
+            config, labeled, method.learns_unlabeled, stream.child("cohort", number)
+        )
+        cohort = [clients[i] for i in chosen]
+        update = engine.train(state.psi, cohort, stream.child("order", number))
+        gradient = {n: -delta for n, delta in update.delta.items()}
+        psi, memory = optimizer.step(state.psi, gradient, state.optimizer)
+        state = ServerState(number, psi, memory)
+        yield Round(state, update.loss)

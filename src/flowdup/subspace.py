@@ -1,0 +1,211 @@
+"""Models in a random subspace: theta = theta_0 + P v, with P [d, k] fixed and k << d.
+
+P and theta_0 are functions of a seed (`random.py`): the same bits on every machine, never sent and
+never stored.  Each kind of P has columns of norm 1.  Rows may be scaled per layer: with
+`row_scale = "layer"` the rows of layer l are multiplied by s_l = sigma_l / rms(sigma), sigma_l
+being the deviation of the layer's initial draw, so that a step in v moves every layer by the same share
+of its own size.  The root mean square of s over all d weights is 1, so columns keep their norm.
+
+| kind        | entries of P before the row scale                   | bytes      | P^T P = I |
+| ----------- | --------------------------------------------------- | ---------- | --------- |
+| `dense`     | signs / sqrt(d)                                     | 4 d k      | roughly   |
+| `kronecker` | A (x) B / sqrt(d), A and B signs, sqrt(d) x sqrt(k) | 8 sqrt(dk) | roughly   |
+| `hashed`    | one sign per weight, in the coordinate it belongs to | 8 d       | exactly   |
+| `identity`  | 1 (k = d)                                           | 0          | exactly   |
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flowdup.errors import ConfigError
+from flowdup.models.network import Network, Weights
+from flowdup.random import Stream
+
+_DENSE_LIMIT = 2**29  # entries: 2 GiB in float32
+
+
+@dataclass(frozen=True)
+class SubspaceConfig:
+    kind: str = "kronecker"
+    k: int = 10_000
+    row_scale: str = "layer"
+
+
+class Expansion(Protocol):
+    """A linear map v [k] -> P v [d], before the row scale."""
+
+    def __call__(self, v: Tensor) -> Tensor: ...
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that defines the map, in a fixed order."""
+        ...
+
+
+class Dense:
+    """P_ij = sign / sqrt(d): the reference, for small d."""
+
+    def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
+        d = scales.numel()
+        if d * k > _DENSE_LIMIT:
+            raise ConfigError(
+                f"a dense expansion of {d} x {k} does not fit in memory: use kind 'kronecker'"
+            )
+        self.matrix = torch.from_numpy(stream.signs(d * k)).reshape(d, k) / math.sqrt(d)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.matrix @ v
+
+    def tensors(self) -> list[Tensor]:
+        return [self.matrix]
+
+
+class Kronecker:
+    """P = (A (x) B) / sqrt(d), cut to d rows and k columns: two matrix products.
+
+    The weights stand row by row in a grid [a, b] with a b >= d, the coordinates in a grid [m, n]
+    with m n >= k, each as square as can be; P v = A V B^T / sqrt(d).  A is [a, m], B is [b, n].
+    Every weight is covered, whatever d and k.
+    """
+
+    def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
+        self.d, self.k = scales.numel(), k
+        (a, b), (self.m, self.n) = _grid(self.d), _grid(k)
+        self.left = torch.from_numpy(stream.child("left").signs(a * self.m)).reshape(a, self.m)
+        self.right = torch.from_numpy(stream.child("right").signs(b * self.n)).reshape(b, self.n)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        grid = pad(v, (0, self.m * self.n - self.k)).reshape(self.m, self.n) / math.sqrt(self.d)
+        return (self.left @ grid @ self.right.T).reshape(-1)[: self.d]
+
+    def tensors(self) -> list[Tensor]:
+        return [self.left, self.right]
+
+
+class Hashed:
+    """Each weight belongs to one coordinate, with a random sign: disjoint supports, P^T P = I.
+
+    Weight i belongs to coordinate pi(i) mod k, pi a random permutation, so that supports differ in
+    size by one at most.  The norm of a support counts its rows as they will be scaled.
+    """
+
+    def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
+        d = scales.numel()
+        coordinate = stream.child("coordinate").permutation(d) % k
+        energy = np.bincount(coordinate, weights=scales.double().numpy() ** 2, minlength=k)
+        self.coordinate = torch.from_numpy(coordinate.astype(np.int32))
+        self.sign = torch.from_numpy(stream.child("sign").signs(d))
+        self.norm = torch.from_numpy(np.sqrt(energy).astype(np.float32))
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return (v / self.norm).index_select(0, self.coordinate) * self.sign
+
+    def tensors(self) -> list[Tensor]:
+        return [self.coordinate, self.sign, self.norm]
+
+
+class Identity:
+    """P = I, k = d: for hypernetworks that emit every weight."""
+
+    def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
+        if k != scales.numel():
+            raise ConfigError(f"the identity expansion needs k = d = {scales.numel()}, not {k}")
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return v
+
+    def tensors(self) -> list[Tensor]:
+        return []
+
+
+KINDS: dict[str, Callable[[Stream, Tensor, int], Expansion]] = {
+    "dense": Dense,
+    "kronecker": Kronecker,
+    "hashed": Hashed,
+    "identity": Identity,
+}
+
+
+class Subspace:
+    """theta(v) = theta_0 + S P v for one network, S the row scale."""
+
+    def __init__(
+        self,
+        config: SubspaceConfig,
+        network: Network,
+        stream: Stream,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.d = network.size
+        self.k = config.k or self.d
+        if config.kind not in KINDS:
+            raise ConfigError(
+                f"unknown subspace kind '{config.kind}': use one of {', '.join(KINDS)}"
+            )
+        if config.row_scale not in ("layer", "none"):
+            raise ConfigError(f"row_scale is 'layer' or 'none', not '{config.row_scale}'")
+        if not 1 <= self.k <= self.d:
+            raise ConfigError(
+                f"the subspace dimension k = {self.k} must lie between 1 and the model's "
+                f"d = {self.d} weights: lower method.subspace.k or choose a larger model"
+            )
+        self.shapes = network.shapes
+        scaled = config.row_scale == "layer" and config.kind != "identity"
+        self.scale = _row_scale(network) if scaled else dict.fromkeys(network.shapes, 1.0)
+        rows = torch.cat(
+            [torch.full((math.prod(s),), self.scale[n]) for n, s in self.shapes.items()]
+        )
+        self.expansion = KINDS[config.kind](stream.child("expansion"), rows, self.k)
+        self.theta_0 = network.init(stream.child("theta_0"))
+        self.fingerprint = self._fingerprint(config.kind)
+        self._move(device, dtype)
+
+    def __call__(self, v: Tensor) -> Weights:
+        """theta = theta_0 + P v, as the network's weights."""
+        rows = self.expansion(v)  # [d]
+        theta, at = {}, 0
+        for name, shape in self.shapes.items():
+            size = math.prod(shape)
+            delta = rows[at : at + size].reshape(shape) * self.scale[name]
+            theta[name] = self.theta_0[name] + delta
+            at += size
+        return theta
+
+    def _fingerprint(self, kind: str) -> str:
+        """SHA-256 of kind, shapes, row scale, theta_0 and the expansion, little-endian."""
+        head = {"kind": kind, "k": self.k, "shapes": self.shapes}
+        digest = hashlib.sha256(json.dumps(head, separators=(",", ":")).encode())
+        scale = torch.tensor(list(self.scale.values()), dtype=torch.float32)
+        for tensor in [scale, *self.theta_0.values(), *self.expansion.tensors()]:
+            array = tensor.numpy()
+            digest.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"))).data)
+        return digest.hexdigest()
+
+    def _move(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        for name, value in vars(self.expansion).items():
+            if isinstance(value, Tensor):
+                moved = value.to(device, dtype if value.is_floating_point() else None)
+                setattr(self.expansion, name, moved)
+        self.theta_0 = {n: t.to(device, dtype) for n, t in self.theta_0.items()}
+
+
+def _grid(size: int) -> tuple[int, int]:
+    """The most nearly square grid of at least `size` cells."""
+    rows = math.isqrt(size - 1) + 1
+    return rows, -(-size // rows)
+
+
+def _row_scale(network: Network) -> dict[str, float]:
+    sizes = {name: math.prod(shape) for name, shape in network.shapes.items()}
+    energy = sum(sizes[name] * network.deviations[name] ** 2 for name in sizes)
+    rms = math.sqrt(energy / network.size)
+    return {name: network.deviations[name] / rms for name in sizes}

@@ -1,0 +1,302 @@
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from flowdup.errors import CheckpointError, FlowdupError
+from flowdup.report import embedding_figure, write_report
+from flowdup.report.chart import histogram, line_chart, nice_step, rounded_axis
+
+VOID = {"meta", "img"}
+HOSTILE = '<script src="http://evil.example/x.js">alert("&")</script>'
+
+
+class Page(HTMLParser):
+    """A parsed report: its tags with their attributes, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(path.read_text())
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data.replace("\xa0", " ") + "\n"
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+def rounds(count: int, every: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for r in range(1, count + 1):
+        rows.append({"round": r, "loss": 2 / r, "seconds": 1.5 * r})
+        if r % every == 0:
+            rows[-1]["validation_accuracy"] = 50 + 40 * (1 - 1 / r)
+    return rows
+
+
+def write_metrics(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text + tail)
+
+
+def client(i: int, **more: Any) -> dict[str, Any]:
+    traits = {"rotation": 90 * (i % 4), "id": i}
+    score = {"transductive": 60.0 + i, "held_out": 50.0 + i}
+    return {"name": f"c{i}", "traits": traits, "points": 20, **score, **more}
+
+
+def write_evaluation(folder: Path, clients: list[dict[str, Any]], **more: Any) -> None:
+    accuracy = {"transductive": 71.5, "held_out": 61.5}
+    content = {"accuracy": accuracy, "clients": clients, "method": "flowdup", "round": 20, **more}
+    (folder / "evaluation.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished and evaluated run with a figure."""
+    (tmp_path / "config.toml").write_text(
+        'seed = 3\n\n[method]\nname = "flowdup"\n\n[data]\nsource = "digits"\n'
+    )
+    write_metrics(tmp_path, rounds(20, 5))
+    write_evaluation(tmp_path, [client(i) for i in range(24)])
+    figure = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    (tmp_path / "embedding.svg").write_text(figure)
+    return tmp_path
+
+
+def test_the_page_needs_nothing_but_itself(run: Path) -> None:
+    page = Page(write_report(run))
+    assert page.count("script") == page.count("link") == page.count("iframe") == 0
+    for _, attrs in page.tags:
+        for name, value in attrs.items():
+            assert name not in ("href", "xlink:href", "srcset") and not name.startswith("on")
+            assert name != "src" or (value or "").startswith("data:image/svg+xml;base64,")
+    assert "url(" not in run.joinpath("report.html").read_text()
+    assert "@import" not in run.joinpath("report.html").read_text()
+
+
+def test_the_headline_tells_method_data_rounds_and_accuracies(run: Path) -> None:
+    write_metrics(run, [*rounds(20, 5), {"round": 21, "loss": 0.1, "validation_accuracy": 70.04}])
+    text = Page(write_report(run)).text
+    assert "flowdup on digits" in text
+    assert "70.0 %\nbest 88.0 % at round 20" in text
+    assert "71.5 %\n24 clients, round 20" in text
+    assert "61.5 %\n24 clients, round 20" in text
+
+
+def test_curves_have_a_vertex_per_round_and_per_evaluation(run: Path) -> None:
+    loss, accuracy = Page(write_report(run)).of_class("line")
+    assert len((loss["points"] or "").split()) == 20
+    assert len((accuracy["points"] or "").split()) == 4
+
+
+def test_a_long_loss_curve_keeps_its_vertices_under_its_running_mean(run: Path) -> None:
+    write_metrics(run, rounds(300, 50))
+    page = Page(write_report(run))
+    assert [len((c["points"] or "").split()) for c in page.of_class("line")] == [300, 6]
+    assert [len((c["points"] or "").split()) for c in page.of_class("trend")] == [300]
+
+
+def test_every_client_stands_in_a_bar_and_the_ends_are_named(run: Path) -> None:
+    page = Page(write_report(run))
+    counts = [int(n) for n in re.findall(r"\d+ to \d+ %: (\d+)", page.text)]
+    assert sum(counts) == 2 * 24  # transductive and held out
+    assert "Worst 50.0 % (c0), median 61.5 %, best 73.0 % (c23)" in page.text
+
+
+def test_accuracy_is_told_by_traits_of_few_values_only(run: Path) -> None:
+    page = Page(write_report(run))
+    assert page.count("table") == 1
+    assert "by rotation" in page.text and "by id" not in page.text
+    assert re.search(r"270\s*6\s*73\.0", page.text)
+
+
+def test_clients_without_labels_are_left_out_of_histograms_and_means(run: Path) -> None:
+    write_evaluation(
+        run, [client(0), client(1, transductive=None, held_out=None), client(4, held_out=None)]
+    )
+    counts = [int(n) for n in re.findall(r"\d+ to \d+ %: (\d+)", Page(write_report(run)).text)]
+    assert sum(counts) == 2 + 1
+
+
+def test_text_from_files_is_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "<b>run"
+    folder.mkdir()
+    quoted = HOSTILE.replace('"', '\\"')
+    (folder / "config.toml").write_text(f'[data]\nsource = "{quoted}"\n')
+    write_metrics(folder, rounds(3, 1))
+    clients = [client(i, name=HOSTILE, traits={HOSTILE: f"{HOSTILE}{i % 2}"}) for i in range(6)]
+    write_evaluation(folder, clients, method=HOSTILE)
+    page = Page(write_report(folder))
+    assert page.count("script") == page.count("b") == 0
+    assert page.text.count(HOSTILE) >= 8  # shown as text: method, source, names, trait, values
+
+
+def test_a_hostile_figure_stays_an_image(run: Path) -> None:
+    page = Page(write_report(run))
+    assert page.count("img") == 1 and page.count("script") == 0
+
+
+def test_an_unfinished_last_line_is_ignored(run: Path) -> None:
+    whole = Page(write_report(run)).of_class("line")
+    write_metrics(run, rounds(20, 5), tail='{"round": 21, "lo')
+    assert Page(write_report(run)).of_class("line") == whole
+
+
+def test_a_broken_line_elsewhere_is_named(run: Path) -> None:
+    write_metrics(run, rounds(2, 1), tail='{"round": 3, "lo\n{"round": 4, "loss": 1.0}\n')
+    with pytest.raises(CheckpointError, match=r"line 3 of .*metrics\.jsonl"):
+        write_report(run)
+
+
+def test_a_repeated_round_counts_once_and_a_diverged_loss_is_no_point(run: Path) -> None:
+    write_metrics(run, [*rounds(4, 5), *rounds(3, 5), {"round": 5, "loss": math.nan}])
+    page = Page(write_report(run))
+    assert len((page.of_class("line")[0]["points"] or "").split()) == 4
+    assert "In 1 of 5 rounds the loss was not finite." in page.text
+
+
+def test_an_empty_run_gives_a_page_that_says_so(tmp_path: Path) -> None:
+    page = Page(write_report(tmp_path))
+    assert "holds no results yet" in page.text
+    assert page.count("svg") == page.count("img") == page.count("details") == 0
+
+
+def test_a_single_round_can_be_drawn(tmp_path: Path) -> None:
+    write_metrics(tmp_path, rounds(1, 1))
+    assert len(Page(write_report(tmp_path)).of_class("end")) == 2
+
+
+def test_the_report_replaces_the_old_one_and_leaves_nothing_else(run: Path) -> None:
+    before = {path.name for path in run.iterdir()}
+    write_report(run)
+    write_report(run)
+    assert {path.name for path in run.iterdir()} == before | {"report.html"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("config.toml", "method = ["), ("evaluation.json", "[1, 2")]
+)
+def test_an_unreadable_file_is_named(run: Path, name: str, content: str) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(CheckpointError, match=name):
+        write_report(run)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run folder"):
+        write_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0], [1e-9, 2e-9], [-3.0, 7.2], [1e30, 2e35], [100.0], [0.3, 0.3], [99.9, 100.0]]
+)
+def test_axes_hold_their_values_between_few_ticks(values: list[float]) -> None:
+    axis = rounded_axis(values, 0, 100)
+    assert axis.low <= min(values) <= max(values) <= axis.high
+    assert 2 <= len(axis.ticks) <= 8
+    assert len({axis.text(tick) for tick in axis.ticks}) == len(axis.ticks)
+
+
+def test_steps_are_one_two_or_five_times_a_power_of_ten() -> None:
+    assert [nice_step(span, 5) for span in (5, 7, 11, 26, 0.4)] == [1, 2, 5, 10, 0.1]
+
+
+def test_charts_are_xml_and_stay_within_percent() -> None:
+    ElementTree.fromstring(histogram([0.0, 100.0, 100.0], "a < b"))
+    text = line_chart([(5, 100.0)], (5, 5), "a & b", percent=True)
+    ElementTree.fromstring(text)
+    assert "105" not in text
+
+
+def separated(groups: int, each: int) -> tuple[Any, list[int]]:
+    noise = np.random.default_rng(0).normal(size=(groups * each, 16))
+    which = np.arange(groups * each) % groups
+    return (100 * np.eye(groups, 16)[which] + 0.1 * noise).astype(np.float32), which.tolist()
+
+
+def test_separated_groups_have_a_silhouette_near_one(tmp_path: Path) -> None:
+    x, which = separated(4, 5)
+    result = embedding_figure(x, [90 * g for g in which], "rotation", tmp_path / "figure")
+    assert result["silhouette"] > 0.99
+
+
+def test_the_figure_is_a_png_and_an_svg_and_the_same_again(tmp_path: Path) -> None:
+    x, which = separated(3, 4)
+    for name in ("a", "b"):
+        embedding_figure(x, [f"site ${g}$ <&>" for g in which], "site", tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg", "b.png", "b.svg"}
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert b"<dc:date>" not in (tmp_path / "a.svg").read_bytes()
+
+
+def test_three_clients_are_enough_and_all_distinct_groups_have_no_silhouette(
+    tmp_path: Path,
+) -> None:
+    x, _ = separated(3, 1)
+    assert embedding_figure(x, ["a", "b", "c"], "site", tmp_path / "figure") == {}
+
+
+def test_many_numbers_are_a_scale_and_no_groups(tmp_path: Path) -> None:
+    x, _ = separated(2, 10)
+    assert embedding_figure(x, [i / 7 for i in range(20)], "light", tmp_path / "figure") == {}
+
+
+def test_clients_that_look_alike_can_be_drawn(tmp_path: Path) -> None:
+    x = np.ones((6, 8), dtype=np.float32)
+    assert embedding_figure(x, [0, 1] * 3, "rotation", tmp_path / "figure") == {"silhouette": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("clients", "colors", "message"),
+    [
+        (np.zeros((2, 8)), [0, 1], "at least 3 clients"),
+        (np.zeros((1, 8)), [0], "at least 3 clients"),
+        (np.zeros((4, 8)), [0, 1], "2 values of 'rotation' for 4 clients"),
+        (np.full((4, 8), np.nan), [0, 1, 0, 1], "NaN"),
+        (np.zeros((4, 8)), [0.0, math.nan, 0.0, 1.0], "NaN"),
+        (np.zeros(4), [0, 1, 0, 1], "shape"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error_for_a_person(
+    tmp_path: Path, clients: Any, colors: list[float], message: str
+) -> None:
+    with pytest.raises(FlowdupError, match=message):
+        embedding_figure(clients.astype(np.float32), colors, "rotation", tmp_path / "figure")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_imports_without_its_drawing_libraries() -> None:
+    code = (
+        "import sys; import flowdup.report; "
+        "assert not {'matplotlib', 'sklearn'} & set(sys.modules), 'imported too early'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
