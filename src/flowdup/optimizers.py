@@ -43,26 +43,30 @@ class Optimizer:
             state["steps"] = next(iter(params.values())).new_zeros(())
         return state
 
-    def step(self, params: Params, grads: Params, state: State) -> tuple[Params, State]:
+    def step(
+        self, params: Params, grads: Params, state: State, rate: float = 1.0
+    ) -> tuple[Params, State]:
+        """One step at `rate` times the learning rate."""
+        lr = self.config.lr * rate
         decay = self.config.weight_decay
         if decay:
             grads = {n: g + decay * params[n] for n, g in grads.items()}
-        return (self._adam if self.config.name == "adam" else self._sgd)(params, grads, state)
+        return (self._adam if self.config.name == "adam" else self._sgd)(params, grads, state, lr)
 
     def _slots(self) -> tuple[str, ...]:
         if self.config.name == "adam":
             return ("mean", "square")
         return ("momentum",) if self.config.momentum else ()
 
-    def _sgd(self, params: Params, grads: Params, state: State) -> tuple[Params, State]:
+    def _sgd(self, params: Params, grads: Params, state: State, lr: float) -> tuple[Params, State]:
         """m <- mu m + g;  p <- p - lr m."""
-        mu, lr = self.config.momentum, self.config.lr
+        mu = self.config.momentum
         if mu:
             grads = {n: mu * state[f"momentum/{n}"] + g for n, g in grads.items()}
             state = {f"momentum/{n}": g for n, g in grads.items()}
         return {n: p - lr * grads[n] for n, p in params.items()}, state
 
-    def _adam(self, params: Params, grads: Params, state: State) -> tuple[Params, State]:
+    def _adam(self, params: Params, grads: Params, state: State, lr: float) -> tuple[Params, State]:
         """Kingma and Ba 2015: p <- p - lr m^ / (sqrt(s^) + eps), both moments bias-corrected."""
         c = self.config
         steps = state["steps"] + 1
@@ -72,6 +76,6 @@ class Optimizer:
         for n, p in params.items():
             mean = c.beta1 * state[f"mean/{n}"] + (1 - c.beta1) * grads[n]
             square = c.beta2 * state[f"square/{n}"] + (1 - c.beta2) * grads[n].square()
-            out[n] = p - c.lr * (mean / fix_mean) / ((square / fix_square).sqrt() + c.eps)
+            out[n] = p - lr * (mean / fix_mean) / ((square / fix_square).sqrt() + c.eps)
             new[f"mean/{n}"], new[f"square/{n}"] = mean, square
         return out, new

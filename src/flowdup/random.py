@@ -68,11 +68,11 @@ class Stream:
         counter = np.empty((count, blocks.size, 4), np.uint32)
         counter[..., 0], counter[..., 1] = blocks & _LOW, blocks >> _SHIFT
         counter[..., 2], counter[..., 3] = (lanes & _LOW)[:, None], (lanes >> _SHIFT)[:, None]
-        words: Words = philox(counter.reshape(-1, 4), self.key).reshape(count, -1)[:, :n]
-        return words
+        words: Words = philox(counter.reshape(-1, 4), self.key).reshape(count, 4 * blocks.size)
+        return words[:, :n]
 
     def words(self, n: int) -> Words:
-        return self.lanes(0, 1, n)[0]
+        return self.lanes(0, 1, n).reshape(-1)
 
     def signs(self, n: int) -> NDArray[np.float32]:
         """-1 or +1: bit i mod 32 (least significant first) of word i div 32, zero meaning -1."""

@@ -129,8 +129,10 @@ def read_run_config(out: Path) -> Config:
 
 
 def _check_continues(new: Config, old: Config) -> None:
-    """A run may go on with more rounds, elsewhere, or recorded more often; never as another one."""
-    server = replace(old.server, rounds=new.server.rounds)
+    """A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them;
+    never as another run.
+    """
+    server = old.server if old.server.decay else replace(old.server, rounds=new.server.rounds)
     same = replace(old, server=server, engine=new.engine, run=new.run)
     if same != new:
         a, b = to_toml(same).splitlines(), to_toml(new).splitlines()

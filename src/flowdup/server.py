@@ -22,14 +22,25 @@ class ServerConfig:
     cohort: int = 100
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
     replacement: bool = True  # whether one client may stand in a cohort twice
+    decay: float = 0.0  # the last share of the rounds, over which the learning rate falls to 0
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.cohort < 1 or not 0 <= self.alpha <= 1:
+        if self.rounds < 1 or self.cohort < 1:
             raise ConfigError(
-                "server.rounds and server.cohort must be at least 1 and server.alpha between 0 and "
-                f"1, not {self.rounds}, {self.cohort} and {self.alpha}"
+                "server.rounds and server.cohort must be at least 1, not "
+                f"{self.rounds} and {self.cohort}"
             )
+        if not (0 <= self.alpha <= 1 and 0 <= self.decay <= 1):
+            raise ConfigError(
+                "server.alpha and server.decay must lie between 0 and 1, not "
+                f"{self.alpha} and {self.decay}"
+            )
+
+    def rate(self, round: int) -> float:
+        """What the learning rate is multiplied by: 1, then falling linearly."""
+        left = (self.rounds - round + 1) / (self.rounds * self.decay) if self.decay else 1.0
+        return min(1.0, left)
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,6 @@ def train(
         cohort = [clients[i] for i in chosen]
         update = engine.train(state.psi, cohort, stream.child("order", number))
         gradient = {n: -delta for n, delta in update.delta.items()}
-        psi, memory = optimizer.step(state.psi, gradient, state.optimizer)
+        psi, memory = optimizer.step(state.psi, gradient, state.optimizer, config.rate(number))
         state = ServerState(number, psi, memory)
         yield Round(state, update.loss)

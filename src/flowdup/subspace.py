@@ -3,8 +3,8 @@
 P and theta_0 are functions of a seed (`random.py`): the same bits on every machine, never sent and
 never stored.  Each kind of P has columns of norm 1.  Rows may be scaled per layer: with
 `row_scale = "layer"` the rows of layer l are multiplied by s_l = sigma_l / rms(sigma), sigma_l
-being the deviation of the layer's initial draw, so that a step in v moves every layer by the same share
-of its own size.  The root mean square of s over all d weights is 1, so columns keep their norm.
+being the deviation of the layer's initial draw, so that a step in v moves every layer by the same
+share of its own size.  The mean of s^2 over all d weights is 1, so columns keep their norm.
 
 | kind        | entries of P before the row scale                   | bytes      | P^T P = I |
 | ----------- | --------------------------------------------------- | ---------- | --------- |

@@ -1,0 +1,3 @@
+from flowdup.cli import main
+
+main()

@@ -1,0 +1,305 @@
+"""Every command as a person runs it: real processes, real files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+SMALL = [
+    "--set=server.rounds=6",
+    "--set=server.cohort=4",
+    "--set=data.train_clients=20",
+    "--set=data.validation_clients=40",
+    "--set=data.test_clients=6",
+    "--set=run.evaluate_every=3",
+    "--set=run.checkpoint_every=2",
+]
+
+
+def flowdup(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flowdup", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment, check=False
+    )
+
+
+def good(*arguments: str | Path, cwd: Path | None = None) -> str:
+    done = flowdup(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*arguments: str | Path, cwd: Path | None = None) -> str:
+    """Exit code 2 and one sentence, no traceback."""
+    done = flowdup(*arguments, cwd=cwd)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def last(text: str) -> Any:
+    return json.loads(text.splitlines()[-1])
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    (path,) = (folder / "checkpoint").glob("*.safetensors")
+    return {name: t.numpy().tobytes() for name, t in load_file(path).items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    good("train", "digits", *SMALL, "--out", out)
+    return out
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.arange(5 * 64, dtype=np.uint8).reshape(5, 1, 8, 8))
+    return path
+
+
+def test_train_leaves_a_complete_run_folder(run: Path) -> None:
+    names = {p.name for p in run.iterdir()}
+    assert names == {"config.toml", "metrics.jsonl", "checkpoint", "report.html"}
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["round"] for m in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [m["round"] for m in metrics if "validation_accuracy" in m] == [3, 6]
+    assert len(list((run / "checkpoint").iterdir())) == 2
+
+
+def test_json_is_the_metrics_file(tmp_path: Path, run: Path) -> None:
+    printed = good("train", "digits", *SMALL, "--out", tmp_path / "a", "--json")
+    stored = (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert printed == stored
+    assert tensors(tmp_path / "a") == tensors(run)  # the same seed, the same bits
+
+
+def test_evaluate_scores_both_readings_of_every_test_client(run: Path) -> None:
+    found = last(good("evaluate", run, "--json"))
+    assert len(found["clients"]) == 6
+    assert set(found["accuracy"]) == {"transductive", "held_out"}
+    assert json.loads((run / "evaluation.json").read_text()) == found
+    assert "6 test clients" in good("evaluate", run)
+
+
+def test_a_stranger_personalizes_and_predicts(run: Path, images: Path, tmp_path: Path) -> None:
+    model, answer = tmp_path / "me.safetensors", tmp_path / "classes.npy"
+    told = last(good("personalize", run, "--input", images, "--out", model, "--json"))
+    assert told == {"model": str(model), "points": 5}
+    found = last(good("predict", model, "--input", images, "--out", answer, "--json"))
+    assert np.load(answer).tolist() == found["classes"]
+    assert len(found["classes"]) == 5 and set(found["classes"]) <= set(range(10))
+    assert good("predict", model, "--input", images).split() == [str(c) for c in found["classes"]]
+
+
+def test_embed_draws_clients_by_rotation(run: Path) -> None:
+    told = last(good("embed", run, "--group", "train", "--json"))
+    assert told["by"] == "rotation" and "silhouette" in told
+    assert [Path(f).name for f in told["files"]] == ["embedding.png", "embedding.svg"]
+    assert all(Path(f).stat().st_size > 1000 for f in told["files"])
+
+
+def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'model = "mlp"\n'
+        "data = {points = 20, overlap = true, train_clients = 20, test_clients = 5}\n"
+        "server = {rounds = 2, cohort = 3}\n"
+        "[compare]\nseeds = [0, 1]\n"
+        '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
+        '[compare.variants.two]\nmethod = {name = "ld-fedavg", subspace = {k = 50}}\n'
+    )
+    out = tmp_path / "out"
+    table = good("compare", study, "--out", out)
+    assert "one" in table and "±" in table
+    summary = json.loads((out / "summary.json").read_text())
+    for row in (summary[name] for name in ("one", "two")):
+        assert row["mean"] == pytest.approx(sum(row["seeds"]) / 2)
+        assert len(row["seeds"]) == 2 and row["std"] >= 0
+    before = (out / "one" / "seed-0" / "metrics.jsonl").read_text()
+    assert last(good("compare", study, "--out", out, "--json")) == summary
+    assert (out / "one" / "seed-0" / "metrics.jsonl").read_text() == before
+
+
+def test_data_commands_list_and_verify_and_say_how_to_fetch(tmp_path: Path) -> None:
+    assert "mnist" in good("data", "list")
+    assert last(good("data", "list", "--json"))["digits"]
+    assert "complete" in good("data", "verify", "digits")
+    os.environ["FLOWDUP_DATA"] = str(tmp_path)
+    try:
+        assert "flowdup data fetch mnist" in refused("data", "verify", "mnist")
+        assert "choose one of digits" in refused("data", "fetch", "imagenet")
+        assert "flowdup data fetch mnist" in refused(
+            "train", "digits", "--set=data.source=mnist", "--out", tmp_path / "r"
+        )
+        assert not (tmp_path / "r").exists()
+    finally:
+        del os.environ["FLOWDUP_DATA"]
+
+
+@pytest.mark.parametrize("rounds_before", [2, 3, 5])
+def test_a_killed_run_resumes_to_the_same_bits(
+    tmp_path: Path, run: Path, rounds_before: int
+) -> None:
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "flowdup", "train", "digits", *SMALL, "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, "--json"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(rounds_before):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"round": 7, "lo')  # what a kill in the middle of a line leaves
+    continued = good("train", "--resume", "--out", out, "--json").splitlines()
+    first = json.loads(continued[0])["round"]
+    assert rounds_before // 2 * 2 + 1 <= first <= 7
+    assert tensors(out) == tensors(run)
+    told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [m["round"] for m in told] == [1, 2, 3, 4, 5, 6]
+    straight = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["loss"] for m in told] == [m["loss"] for m in straight]
+
+
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path, run: Path) -> None:
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "flowdup", "train", "digits", *SMALL, "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for moment in (2.5, 3.0, 3.5):
+        process = subprocess.Popen(
+            [*command, "--resume"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        time.sleep(moment)
+        process.kill()
+        _, errors = process.communicate()
+        assert errors == b""
+    good("train", "digits", *SMALL, "--out", out, "--resume")
+    assert tensors(out) == tensors(run)
+
+
+def test_a_run_is_not_overwritten_and_not_continued_as_another(run: Path) -> None:
+    before = tensors(run)
+    assert "add --resume" in refused("train", "digits", *SMALL, "--out", run)
+    told = refused("train", "digits", *SMALL, "--set=seed=3", "--out", run, "--resume")
+    assert "'seed = 3' is new" in told
+    assert tensors(run) == before
+
+
+def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    model, out = tmp_path / "me.safetensors", tmp_path / "r"
+    wrong = tmp_path / "wrong.npz"
+    np.savez(wrong, x=np.zeros((5, 3, 8, 8), np.uint8))
+    assert "(3, 8, 8)" in refused("personalize", run, "--input", wrong, "--out", model)
+    np.savez(wrong, x=np.zeros((0, 1, 8, 8), np.uint8))
+    assert "is empty" in refused("personalize", run, "--input", wrong, "--out", model)
+    np.savez(wrong, x=np.full((5, 1, 8, 8), np.nan))
+    assert "uint8" in refused("personalize", run, "--input", wrong, "--out", model)
+    refused("personalize", run, "--input", tmp_path / "nowhere.npz", "--out", model)
+    assert "train first" in refused("personalize", tmp_path, "--input", images, "--out", model)
+    assert not model.exists()
+    assert "personalize again" in refused("predict", wrong, "--input", images)
+    assert "did you mean 'server.rounds'" in refused(
+        "train", "digits", "--set=server.round=1", "--out", out
+    )
+    assert "k = 99999" in refused("train", "digits", "--set=method.subspace.k=99999", "--out", out)
+    assert "no training client has a label" in refused(
+        "train", "digits", "--set=data.labeled_fraction=0.0", "--out", out
+    )
+    assert "not a run folder" in refused("evaluate", tmp_path)
+    assert "did you mean 'digits'" in refused("train", "digitz", "--out", out)
+    assert "no trait 'color'" in refused("embed", run, "--by", "color")
+    assert "--group is" in refused("embed", run, "--group", "all")
+    assert "give a preset" in refused("train", "--out", out)
+
+
+def test_a_flipped_byte_in_a_checkpoint_stops_every_command(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    (path,) = (run / "checkpoint").glob("*.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        for command in (
+            ["evaluate", run],
+            ["personalize", run, "--input", images, "--out", tmp_path / "m"],
+            ["train", "--resume", "--out", run],
+        ):
+            assert "truncated or was changed" in refused(*command)
+    finally:
+        path.write_bytes(whole)
+
+
+def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for i in range(12):
+        labels = {"y": draw.integers(0, 3, 10)} if i % 2 else {}
+        x = draw.normal(size=(10, 4)).astype(np.float32)
+        np.savez(folder / f"site-{i}.npz", x=x, region=["north", "south"][i % 2], **labels)
+    (tmp_path / "mynets.py").write_text(
+        "import flowdup\nfrom torch import nn\n"
+        "flowdup.register_model('tiny', lambda shape, outputs: nn.Linear(shape[0], outputs))\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'model = "tiny"\n'
+        f'data = {{source = "folder", path = "{folder}", classes = 3, '
+        "validation_clients = 2, test_clients = 4}\n"
+        'method = {subspace = {k = 5}, hypernetwork = {backbone = "mlp"}}\n'
+        "server = {rounds = 2, cohort = 3}\n"
+    )
+    out = tmp_path / "run"
+    assert "--import" in refused("train", "mine.toml", "--out", out, cwd=tmp_path)
+    good("--import", "mynets", "train", "mine.toml", "--out", out, cwd=tmp_path)
+    good("--import", "mynets", "evaluate", out, cwd=tmp_path)
+    told = last(
+        good("--import", "mynets", "embed", out, "--group", "train", "--json", cwd=tmp_path)
+    )
+    assert told["by"] == "region"
+    np.savez(folder / "site-1.npz", x=np.full((10, 4), np.inf, np.float32))
+    told = refused("--import", "mynets", "train", "mine.toml", "--out", "r2", cwd=tmp_path)
+    assert "client 'site-1' has NaN or infinite" in told
+    assert not (tmp_path / "r2").exists()
+
+
+def test_a_full_disk_stops_a_run_with_one_sentence_and_what_was_saved_stays(
+    tmp_path: Path, run: Path
+) -> None:
+    out = tmp_path / "full"
+    good("train", "digits", *SMALL, "--set=server.rounds=2", "--out", out)
+    before = tensors(out)
+    script = f"ulimit -f 64; {sys.executable} -m flowdup train digits {' '.join(SMALL)} --out {out} --resume"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: could not write") and "intact" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tensors(out) == before
+    good("train", "digits", *SMALL, "--out", out, "--resume")
+    assert tensors(out) == tensors(run)
+
+
+def test_help_and_misuse() -> None:
+    assert "personalize" in good("--help")
+    done = flowdup("train", "--no-such-option")
+    assert done.returncode == 2 and "Traceback" not in done.stderr

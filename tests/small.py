@@ -1,0 +1,70 @@
+"""Small federations for tests: ragged clients, labeled and unlabeled mixed, in any precision."""
+
+import numpy as np
+import torch
+
+from flowdup.client import ClientConfig
+from flowdup.config import read_method
+from flowdup.data import ClientData, InputSpec, Population
+from flowdup.engines import Engine, EngineConfig, build_engine
+from flowdup.methods import Method, Parts
+from flowdup.random import Stream
+
+SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
+STREAM = Stream(7)
+SUBSPACE = {"k": 60}
+METHODS = {
+    "flowdup": {
+        "name": "flowdup",
+        "regularization": 1e-2,
+        "subspace": SUBSPACE,
+        "hypernetwork": {"embedding": 12, "hidden": 10},
+    },
+    "flowdup-hashed": {
+        "name": "flowdup",
+        "reduction": "sum",
+        "subspace": SUBSPACE | {"kind": "hashed"},
+        "hypernetwork": {"embedding": 12, "hidden": 10, "backbone": "mlp"},
+    },
+    "fedavg": {"name": "fedavg"},
+    "ld-fedavg": {"name": "ld-fedavg", "subspace": SUBSPACE},
+}
+
+
+def client(number: int, points: int, labeled: bool = True) -> ClientData:
+    """Images with a bright quadrant that tells their class, rotated by the client's number."""
+    draw = Stream(11).child("client", number)
+    y = draw.child("y").integers(points, 4)
+    x = draw.child("x").integers(points * 64, 90).reshape(points, 1, 8, 8)
+    for image, label in zip(x, y, strict=True):
+        row, column = divmod(int(label), 2)
+        image[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 150
+    turned = np.rot90(x, number, (2, 3)).astype(np.uint8).copy()
+    labels = torch.from_numpy(y) if labeled else None
+    return ClientData(
+        torch.from_numpy(turned), labels, f"client-{number}", {"rotation": number % 4}
+    )
+
+
+def ragged_clients() -> list[ClientData]:
+    """Full, odd, short and single-point batches, with labels, without, and with some."""
+    sizes = [20, 13, 1, 7, 33, 2, 10, 24]
+    clients = [client(i, n, labeled=i % 3 != 1) for i, n in enumerate(sizes)]
+    some = clients[6]
+    assert some.y is not None
+    partly = torch.where(torch.arange(10) < 5, some.y, -1)
+    clients[6] = ClientData(some.x, partly, some.name, some.traits)
+    return clients
+
+
+def population() -> Population:
+    groups = [[client(i, 20) for i in range(a, a + 8)] for a in (0, 8, 16)]
+    return Population(SPEC, *groups)
+
+
+def method(name: str, dtype: torch.dtype = torch.float32, model: str = "cnn-small") -> Method:
+    return read_method(METHODS[name]).build(Parts(model, SPEC, STREAM, "cpu", dtype))
+
+
+def engine(kind: str, method: Method, dtype: str, config: ClientConfig) -> Engine:
+    return build_engine(EngineConfig(kind, "cpu", dtype), method, config)

@@ -1,0 +1,163 @@
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import METHODS, SPEC, STREAM, method
+
+from flowdup import load
+from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
+from flowdup.errors import CheckpointError, FlowdupError, TrainingError
+from flowdup.server import ServerConfig, ServerState, initial_state
+
+FLOWDUP = method("flowdup")
+SPECIFICATION = FederationSpec(
+    STREAM.seed, "cnn-small", METHODS["flowdup"], SPEC, FLOWDUP.fingerprint
+)
+
+
+def state(round: int = 3) -> ServerState:
+    start = initial_state(ServerConfig(), FLOWDUP, STREAM, torch.device("cpu"), torch.float32)
+    return replace(start, round=round)
+
+
+def same(a: ServerState, b: ServerState) -> bool:
+    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer))
+    return a.round == b.round and all(
+        x.keys() == y.keys() and all((x[n] == y[n]).all() for n in x) for x, y in pairs
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path, SPECIFICATION, state())
+    return tmp_path
+
+
+def test_a_checkpoint_reads_back_as_it_was(saved: Path) -> None:
+    specification, loaded = load_checkpoint(saved)
+    assert specification == SPECIFICATION
+    assert same(loaded, state())
+
+
+def test_a_newer_checkpoint_replaces_the_older_one(saved: Path) -> None:
+    save_checkpoint(saved, SPECIFICATION, state(4))
+    assert load_checkpoint(saved)[1].round == 4
+    assert len(list(saved.iterdir())) == 2
+
+
+def test_neither_theta_0_nor_p_is_stored(saved: Path) -> None:
+    size = sum(f.stat().st_size for f in saved.iterdir())
+    psi = sum(p.numel() for p in state().psi.values())
+    assert size < 4 * 3 * psi + 20_000  # psi and Adam's two moments
+    assert "expansion_sha256" in json.loads((saved / "checkpoint.json").read_text())["federation"]
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
+    folder = _shared()
+    path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+    whole = path.read_bytes()
+    place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+    changed = bytearray(whole)
+    changed[place] ^= 1 << bit
+    path.write_bytes(changed)
+    try:
+        _, loaded = load_checkpoint(folder)
+    except CheckpointError:
+        return
+    finally:
+        path.write_bytes(whole)
+    assert path.suffix == ".json"  # white space between two keys, say
+    assert same(loaded, state())
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_a_truncated_file_is_found(data: st.DataObject) -> None:
+    folder = _shared()
+    path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    try:
+        with pytest.raises(CheckpointError, match="restore the folder"):
+            load_checkpoint(folder)
+    finally:
+        path.write_bytes(whole)
+
+
+def _shared(made: list[Path] = []) -> Path:  # noqa: B006  (one folder for all examples)
+    if not made:
+        made.append(Path(tempfile.mkdtemp()))
+        save_checkpoint(made[0], SPECIFICATION, state())
+    return made[0]
+
+
+def test_a_missing_tensor_file_is_found(saved: Path) -> None:
+    next(saved.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_checkpoint(saved)
+
+
+def test_a_folder_without_a_checkpoint_says_train_first(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="train first"):
+        load_checkpoint(tmp_path)
+
+
+def test_another_expansion_than_the_recorded_one_is_refused(saved: Path) -> None:
+    save_checkpoint(saved, replace(SPECIFICATION, expansion_sha256="0" * 64), state())
+    with pytest.raises(CheckpointError, match="another expansion"):
+        load(saved)
+    save_checkpoint(saved, replace(SPECIFICATION, seed=8), state())
+    with pytest.raises(CheckpointError, match="another expansion"):
+        load(saved)
+
+
+def test_numbers_that_are_not_finite_are_never_stored(saved: Path) -> None:
+    broken = state(9)
+    broken.psi["psi_r"][0] = float("nan")
+    with pytest.raises(TrainingError, match="diverged by round 9"):
+        save_checkpoint(saved, SPECIFICATION, broken)
+    assert load_checkpoint(saved)[1].round == 3
+
+
+def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_stays(saved: Path) -> None:
+    """The system refuses to let any file grow beyond 4 kB while the next checkpoint is written."""
+    before = {f.name: f.read_bytes() for f in saved.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(FlowdupError, match=r"could not write .* intact"):
+            save_checkpoint(saved, SPECIFICATION, state(4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {f.name: f.read_bytes() for f in saved.iterdir()} == before
+    assert load_checkpoint(saved)[1].round == 3
+
+
+def test_a_writer_killed_again_and_again_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import test_checkpoint as t\n"
+        "from pathlib import Path\n"
+        "for i in range(10**6):\n"
+        "    t.save_checkpoint(Path(sys.argv[2]), t.SPECIFICATION, t.state(i))\n"
+        "    print(i, flush=True)\n"
+    )
+    tests = str(Path(__file__).parent)
+    for after in (1, 4, 9):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, tests, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            seen = [int(process.stdout.readline()) for _ in range(after)]
+            process.kill()
+        assert load_checkpoint(tmp_path)[1].round >= seen[-1]

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowdup.client import ClientConfig, batch_plan
+from flowdup.errors import ConfigError
+from flowdup.optimizers import Optimizer, OptimizerConfig
+from flowdup.random import Stream
+
+
+@given(st.integers(1, 120), st.integers(2, 50), st.integers(1, 3), st.integers(0, 5))
+def test_every_epoch_uses_every_point_once_in_halves_that_differ_by_one_at_most(
+    points: int, size: int, epochs: int, lane: int
+) -> None:
+    plan = batch_plan(Stream(0), points, ClientConfig(epochs, size), lane)
+    per_epoch = -(-points // size)
+    assert plan.shape == (epochs * per_epoch, size)
+    for rows in np.split(plan, epochs):
+        assert sorted(rows[rows >= 0]) == list(range(points))
+    cut = (size + 1) // 2
+    first, second = (plan[:, :cut] >= 0).sum(1), (plan[:, cut:] >= 0).sum(1)
+    assert ((first - second == 0) | (first - second == 1)).all()
+    assert (first >= 1).all()
+
+
+def test_epochs_lanes_and_streams_have_orders_of_their_own() -> None:
+    config = ClientConfig(2, 10)
+    first, second = np.split(batch_plan(Stream(0), 30, config, 0), 2)
+    other_lane = batch_plan(Stream(0), 30, config, 1)[:3]
+    other_stream = batch_plan(Stream(1), 30, config, 0)[:3]
+    assert len({a.tobytes() for a in (first, second, other_lane, other_stream)}) == 4
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"batch_size": 1}])
+def test_senseless_settings_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        ClientConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "reference"),
+    [
+        (OptimizerConfig("sgd", 0.1), lambda p: torch.optim.SGD(p, 0.1)),
+        (
+            OptimizerConfig("sgd", 0.1, momentum=0.9, weight_decay=0.01),
+            lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+        ),
+        (
+            OptimizerConfig("adam", 0.1, weight_decay=0.01),
+            lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-4, weight_decay=0.01),
+        ),
+    ],
+)
+def test_optimizers_step_as_torch_does(config: OptimizerConfig, reference) -> None:  # type: ignore[no-untyped-def]
+    start = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    theirs = start.clone().requires_grad_()
+    torch_optimizer = reference([theirs])
+    ours, optimizer = {"p": start}, Optimizer(config)
+    state = optimizer.init(ours)
+    for step in range(5):
+        gradient = torch.sin(ours["p"] * 3 + step)
+        theirs.grad = torch.sin(theirs.detach() * 3 + step)
+        ours, state = optimizer.step(ours, {"p": gradient}, state)
+        torch_optimizer.step()
+    assert torch.allclose(ours["p"], theirs.detach(), atol=1e-12)
+
+
+def test_unknown_optimizers_and_rates_that_are_not_positive_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sgd or adam"):
+        Optimizer(OptimizerConfig("lion"))
+    for lr in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="positive"):
+            Optimizer(OptimizerConfig(lr=lr))

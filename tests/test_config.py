@@ -1,0 +1,84 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flowdup.compare import read_comparison
+from flowdup.config import load_config, merge, preset_names, read_config, to_toml
+from flowdup.errors import ConfigError
+
+
+def test_a_resolved_configuration_reads_back_as_itself() -> None:
+    config = load_config("digits", ["seed=5", "data.rotations=[0, 180]", "data.path=a\\"])
+    assert config.data.rotations == (0, 180)
+    assert read_config(tomllib.loads(to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("server.rouns", "server.rounds"),
+        ("sead", "seed"),
+        ("client.optimiser.lr", "client.optimizer.lr"),
+        ("method.regularisation", "method.regularization"),
+        ("method.subspace.kk", "method.subspace.k"),
+        ("lr", "client.optimizer.lr"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest_valid_one(key: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting .*did you mean '{near}"):
+        load_config("digits", [f"{key}=1"])
+
+
+def test_settings_of_another_method_are_unknown() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'method.regularization'"):
+        read_config({"method": {"name": "fedavg", "regularization": 1.0}})
+
+
+def test_choosing_another_method_drops_the_settings_of_the_first() -> None:
+    config = load_config("digits", ["method.name=fedavg"])
+    assert config.method.name == "fedavg"
+    merged = merge({"method": {"name": "a", "x": 1}}, {"method": {"name": "a", "y": 2}})
+    assert merged == {"method": {"name": "a", "x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server.rounds=many", "must be a int"),
+        ("server.rounds=1.5", "must be a int"),
+        ("server.replacement=1", "must be a bool"),
+        ("data.rotations=90", "must be a list"),
+        ("server=3", "must be a table"),
+        ("server.rounds", "needs key=value"),
+        ("method.name=flowdupp", "did you mean 'flowdup'"),
+        ("data.labeled_fraction=true", "must be a float"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_what_is_wanted(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("digits", [text])
+
+
+def test_whole_numbers_serve_as_floats() -> None:
+    assert load_config("digits", ["server.alpha=1"]).server.alpha == 1.0
+
+
+def test_every_preset_is_valid() -> None:
+    for name in preset_names():
+        try:
+            load_config(name)
+        except ConfigError as error:
+            assert "flowdup compare" in str(error)
+            assert read_comparison(name, Path("x"))
+
+
+def test_unknown_presets_files_and_broken_toml_are_answered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'digits'"):
+        load_config("digit")
+    with pytest.raises(ConfigError, match="there is no file"):
+        load_config("nowhere.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("seed = = 1")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(str(broken))

@@ -1,0 +1,87 @@
+"""Every engine gives the same psi, for every method, for ragged clients."""
+
+import pytest
+import torch
+from small import METHODS, SPEC, STREAM, engine, method, ragged_clients
+
+from flowdup.client import ClientConfig
+from flowdup.engines import EngineConfig, Question, build_engine
+from flowdup.engines.batched import BatchedEngine
+from flowdup.errors import ConfigError
+from flowdup.methods import Params
+from flowdup.optimizers import OptimizerConfig
+from flowdup.server import ServerConfig, initial_state, train
+
+LOCAL = {
+    "sgd": OptimizerConfig("sgd", 0.02),
+    "momentum": OptimizerConfig("sgd", 0.01, momentum=0.9, weight_decay=1e-3),
+    "adam": OptimizerConfig("adam", 1e-3),
+}
+
+
+def psi_after(kind: str, name: str, dtype: str, local: str, at_once: int = 0) -> Params:
+    precision = getattr(torch, dtype)
+    m = method(name, precision)
+    config = ClientConfig(2, 10, LOCAL[local])
+    server = ServerConfig(4, 5, 0.6, True, OptimizerConfig("sgd", 0.5, momentum=0.5))
+    runner = build_engine(EngineConfig(kind, "cpu", dtype, at_once), m, config)
+    state = initial_state(server, m, STREAM, torch.device("cpu"), precision)
+    for result in train(server, m, runner, ragged_clients(), state, STREAM):
+        state = result.state
+        assert torch.isfinite(result.loss)
+    return state.psi
+
+
+def distance(a: Params, b: Params) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in a)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("local", LOCAL)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-9)])
+def test_batched_gives_the_psi_of_sequential(
+    name: str, local: str, dtype: str, tolerance: float
+) -> None:
+    a, b = (psi_after(kind, name, dtype, local) for kind in ("sequential", "batched"))
+    start = {n: p.to(a[n].dtype) for n, p in method(name).init(STREAM.child("psi")).items()}
+    assert distance(a, start) > 1e-3  # it moved
+    assert distance(a, b) < tolerance
+
+
+def test_a_cohort_in_pieces_gives_the_psi_of_the_whole() -> None:
+    a, b = (psi_after("batched", "flowdup", "float64", "sgd", n) for n in (0, 2))
+    assert distance(a, b) < 1e-12
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batched_predicts_what_sequential_predicts_for_ragged_clients(name: str) -> None:
+    m = method(name, torch.float64)
+    params = {n: p.double() for n, p in m.init(STREAM).items()}
+    clients = ragged_clients()
+    questions = [Question(a.x, b.x) for a, b in zip(clients, reversed(clients), strict=True)]
+    one, all_ = (
+        engine(kind, m, "float64", ClientConfig()).predict(params, questions)
+        for kind in ("sequential", "batched")
+    )
+    assert [a.tolist() for a in one] == [b.tolist() for b in all_]
+    assert [len(a) for a in one] == [len(q.query) for q in questions]
+
+
+def test_an_engine_keeps_inputs_as_they_are_stored() -> None:
+    assert ragged_clients()[0].x.dtype == torch.uint8
+    assert SPEC.dtype == "uint8"
+    assert isinstance(engine("batched", method("fedavg"), "float32", ClientConfig()), BatchedEngine)
+
+
+def test_unknown_engines_devices_and_precisions_are_refused() -> None:
+    m = method("fedavg")
+    for config in (
+        EngineConfig("warp"),
+        EngineConfig(device="abacus"),
+        EngineConfig(dtype="float8"),
+    ):
+        with pytest.raises(ConfigError):
+            build_engine(config, m, ClientConfig())
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"set engine\.device to cpu"):
+            build_engine(EngineConfig(device="cuda"), m, ClientConfig())

@@ -1,0 +1,104 @@
+import pytest
+import torch
+from torch import nn
+
+from flowdup.errors import ConfigError
+from flowdup.models import Network, build_network, register_model
+from flowdup.random import Stream
+
+
+def read(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "size"),
+    [
+        ("cnn", (3, 32, 32), 10, 156_810),
+        ("cnn", (1, 28, 28), 10, 118_346),
+        ("cnn-mcmahan", (1, 28, 28), 10, 1_663_370),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+    ],
+)
+def test_models_have_the_published_number_of_weights(
+    name: str, shape: tuple[int, ...], outputs: int, size: int
+) -> None:
+    network = build_network(name, shape, outputs, read)
+    assert network.size == size
+    x = torch.zeros(2, *shape)
+    assert network(network.init(Stream(0)), x).shape == (2, outputs)
+
+
+def test_the_norm_of_theta_0_is_what_he_initialisation_gives() -> None:
+    weights = build_network("cnn", (3, 32, 32), 10, read).init(Stream(0))
+    norm = sum(float(w.square().sum()) for w in weights.values()) ** 0.5
+    assert abs(norm - 18.4) < 0.2
+
+
+def test_theta_0_does_not_depend_on_the_global_random_state() -> None:
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        found.append(build_network("cnn-small", (1, 8, 8), 4, read).init(Stream(0)))
+        assert (torch.get_rng_state() == state).all()
+    assert all((found[0][n] == found[1][n]).all() for n in found[0])
+
+
+class Custom(nn.Module):
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(shape[0], outputs)
+        self.scale = nn.Parameter(torch.full((outputs,), 1e-6))
+        self.norm = nn.LayerNorm(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.linear(x)) * self.scale
+        return out
+
+
+def test_constants_of_a_users_module_stay_and_the_rest_is_drawn() -> None:
+    weights = Network.build(Custom, (6,), 3, read).init(Stream(0))
+    assert weights["scale"].tolist() == pytest.approx([1e-6] * 3)
+    assert weights["norm.weight"].tolist() == [1, 1, 1]
+    assert weights["linear.bias"].tolist() == [0, 0, 0]
+    assert weights["linear.weight"].abs().max() <= 1  # sqrt(6 / 6)
+    assert weights["linear.weight"].std() > 0.3
+
+
+def test_a_bias_and_a_norm_have_the_deviation_of_their_layer() -> None:
+    network = build_network("resnet18", (3, 8, 8), 10, read)
+    assert network.deviations["0.weight"] == network.deviations["1.weight"]
+    assert network.deviations["0.weight"] == (2 / 27) ** 0.5
+
+
+def test_running_statistics_are_refused() -> None:
+    def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+
+    with pytest.raises(ConfigError, match="GroupNorm"):
+        Network.build(factory, (1, 8, 8), 4, read)
+
+
+def test_dropout_is_announced_as_off() -> None:
+    def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, outputs), nn.Dropout(0.5))
+
+    with pytest.warns(UserWarning, match="dropout"):
+        Network.build(factory, (2,), 3, read)
+
+
+def test_a_registered_model_is_found_and_its_name_is_taken() -> None:
+    register_model("custom", Custom)
+    assert build_network("custom", (6,), 3, read).size == 30
+    with pytest.raises(ConfigError, match="exists already"):
+        register_model("custom", lambda shape, outputs: nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="unknown model 'nope'"):
+        build_network("nope", (6,), 3, read)
+
+
+def test_images_too_small_for_a_cnn_are_refused() -> None:
+    with pytest.raises(ConfigError, match="too small"):
+        build_network("cnn", (1, 8, 8), 10, read)
+    with pytest.raises(ConfigError, match="reads images"):
+        build_network("cnn", (12,), 10, read)

@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import METHODS, SPEC, client, population
+
+import flowdup
+from flowdup.config import Config, read_config
+from flowdup.errors import CheckpointError, DataError, FlowdupError
+from flowdup.run import Simulation
+
+SETTINGS = {
+    "model": "cnn-small",
+    "method": METHODS["flowdup"],
+    "client": {"batch_size": 10, "optimizer": {"lr": 0.05}},
+    "server": {"rounds": 3, "cohort": 4},
+}
+
+
+def config(**changes: object) -> Config:
+    return read_config(SETTINGS | changes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    rounds = list(flowdup.train_run(config(), folder, population=population()))
+    assert [m["round"] for m in rounds] == [1, 2, 3]
+    return folder
+
+
+def test_any_client_gets_an_ordinary_module_from_unlabeled_data(run: Path) -> None:
+    federation = flowdup.load(run)
+    x = client(30, 7).x
+    model = federation.personalize(x)
+    assert isinstance(model, torch.nn.Module)
+    assert model(x).shape == (7, 4)
+    assert (model.predict(x) == model(x).argmax(1)).all()
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_a_model_is_the_networks_at_theta_0_plus_p_v(run: Path) -> None:
+    federation, x = flowdup.load(run), client(30, 7).x
+    weights = federation.method.personalize(federation.psi, x, torch.ones(7))
+    model = federation.personalize(x)
+    assert torch.allclose(model(x), federation.method.f(weights, x), atol=1e-6)
+
+
+def test_the_order_of_points_does_not_matter_and_arrays_serve_as_well(run: Path) -> None:
+    federation, x = flowdup.load(run), client(31, 9).x
+    a, b = federation.personalize(x), federation.personalize(x.flip(0).numpy())
+    assert torch.allclose(a(x), b(x), atol=1e-4)
+    assert torch.allclose(federation.embedding(x), federation.embedding(x.flip(0)), atol=1e-5)
+    assert federation.embedding(x).shape == (12,)
+
+
+def test_one_point_is_a_set(run: Path) -> None:
+    assert flowdup.load(run).personalize(client(5, 1).x).predict(client(5, 3).x).shape == (3,)
+
+
+def test_a_model_file_reads_back_as_the_model(run: Path, tmp_path: Path) -> None:
+    model, x = flowdup.load(run).personalize(client(0, 20).x), client(0, 5).x
+    model.save(tmp_path / "me.safetensors")
+    again = flowdup.load_model(tmp_path / "me.safetensors")
+    assert (again(x) == model(x)).all()
+    assert again.inputs == SPEC
+
+
+@pytest.mark.parametrize("place", [3, 40, 400, -1])
+def test_a_changed_model_file_is_refused(run: Path, tmp_path: Path, place: int) -> None:
+    path = tmp_path / "me.safetensors"
+    flowdup.load(run).personalize(client(0, 20).x).save(path)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="personalize again"):
+        flowdup.load_model(path)
+
+
+IMAGE = np.zeros((2, 1, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (IMAGE[:0], "is empty"),
+        (np.zeros((2, 3, 8, 8), np.uint8), r"\(3, 8, 8\), the federation reads \(1, 8, 8\)"),
+        (np.zeros((2, 1, 9, 8), np.uint8), r"\(1, 9, 8\)"),
+        (IMAGE[0], r"\(8, 8\)"),
+        (IMAGE.astype(np.float32), "float32, the federation reads uint8"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(run: Path, x: np.ndarray, message: str) -> None:
+    federation = flowdup.load(run)
+    model = federation.personalize(client(0, 5).x)
+    for use in (federation.personalize, federation.embedding, model.predict):
+        with pytest.raises(DataError, match=message):
+            use(x)
+
+
+def test_a_method_without_an_embedding_says_so(tmp_path: Path) -> None:
+    for _ in flowdup.train_run(
+        config(method={"name": "fedavg"}), tmp_path, population=population()
+    ):
+        pass
+    with pytest.raises(FlowdupError, match="train flowdup"):
+        flowdup.load(tmp_path).embedding(client(0, 5).x)
+
+
+def test_a_folder_of_another_federation_is_not_continued(run: Path) -> None:
+    with pytest.raises(CheckpointError, match="another expansion"):
+        Simulation(config(seed=1), population()).load_state(run / "checkpoint")
+    other = config(method=METHODS["flowdup"] | {"regularization": 0.5})
+    with pytest.raises(CheckpointError, match="another federation"):
+        Simulation(other, population()).load_state(run / "checkpoint")
+
+
+def test_floats_with_nan_or_infinity_are_refused() -> None:
+    spec = flowdup.InputSpec((2,), "float32", 3)
+    for bad in (float("nan"), float("inf")):
+        x = torch.zeros(5000, 2)
+        x[4999, 1] = bad
+        with pytest.raises(DataError, match="NaN or infinite"):
+            spec.check(flowdup.ClientData(x, name="c"))
+    with pytest.raises(DataError, match="uint8 inputs, the federation reads floats"):
+        spec.check(flowdup.ClientData(torch.zeros(2, 2, dtype=torch.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        ([0, 3], "from 0 to 3: they must lie between 0 and 2"),
+        ([-2, 0], "from -2 to 0"),
+        ([0.5, 1], "whole number per point"),
+        ([0], "whole number per point"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(y: list[float], message: str) -> None:
+    spec = flowdup.InputSpec((2,), "float32", 3)
+    with pytest.raises(DataError, match=message):
+        spec.check(flowdup.ClientData(torch.zeros(2, 2), torch.tensor(y)))

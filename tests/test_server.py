@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowdup.errors import ConfigError, TrainingError
+from flowdup.random import Stream
+from flowdup.server import ServerConfig, sample_cohort
+
+
+def labeled(yes: int, no: int) -> np.ndarray:
+    return np.array([True] * yes + [False] * no)
+
+
+@given(
+    st.integers(1, 30), st.integers(0, 30), st.integers(1, 40), st.floats(0, 1), st.integers(0, 99)
+)
+def test_a_cohort_has_its_labeled_share(
+    yes: int, no: int, size: int, alpha: float, seed: int
+) -> None:
+    config = ServerConfig(cohort=size, alpha=alpha)
+    cohort = sample_cohort(config, labeled(yes, no), True, Stream(seed))
+    assert len(cohort) == size
+    assert sum(i < yes for i in cohort) == (round(alpha * size) if no else size)
+    assert all(0 <= i < yes + no for i in cohort)
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 99))
+def test_a_method_of_labels_alone_gets_labeled_clients_alone(yes: int, no: int, seed: int) -> None:
+    cohort = sample_cohort(ServerConfig(cohort=20), labeled(yes, no), False, Stream(seed))
+    assert len(cohort) == 20 and max(cohort) < yes
+
+
+@given(st.integers(10, 30), st.integers(10, 30), st.integers(0, 99))
+def test_without_replacement_nobody_stands_twice(yes: int, no: int, seed: int) -> None:
+    config = ServerConfig(cohort=20, alpha=0.5, replacement=False)
+    cohort = sample_cohort(config, labeled(yes, no), True, Stream(seed))
+    assert len(set(cohort)) == 20
+
+
+def test_with_replacement_few_labeled_clients_fill_a_large_cohort() -> None:
+    cohort = sample_cohort(ServerConfig(cohort=100), labeled(5, 50), True, Stream(0))
+    assert set(cohort[:90]) == {0, 1, 2, 3, 4}
+
+
+def test_without_replacement_too_few_clients_are_an_error_with_a_remedy() -> None:
+    config = ServerConfig(cohort=100, replacement=False)
+    with pytest.raises(ConfigError, match=r"90 labeled clients and there are 5: lower"):
+        sample_cohort(config, labeled(5, 50), True, Stream(0))
+
+
+def test_no_labeled_client_at_all_is_an_error() -> None:
+    with pytest.raises(TrainingError, match="no training client has a label"):
+        sample_cohort(ServerConfig(), labeled(0, 5), True, Stream(0))
+
+
+def test_every_round_has_its_own_cohort_and_every_client_its_turn() -> None:
+    rounds = [
+        sample_cohort(ServerConfig(cohort=10, alpha=0.5), labeled(50, 50), True, Stream(0).child(r))
+        for r in range(200)
+    ]
+    assert len({tuple(c) for c in rounds}) == 200
+    assert {i for cohort in rounds for i in cohort} == set(range(100))
+
+
+@pytest.mark.parametrize("settings", [{"rounds": 0}, {"cohort": 0}, {"alpha": 1.5}])
+def test_senseless_settings_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_learning_rate_falls_over_the_last_share_of_the_rounds() -> None:
+    constant, falling = ServerConfig(10), ServerConfig(10, decay=0.4)
+    assert [constant.rate(r) for r in range(1, 11)] == [1.0] * 10
+    assert [falling.rate(r) for r in (1, 6, 7)] == [1.0] * 3
+    assert [falling.rate(r) for r in (8, 9, 10)] == pytest.approx([0.75, 0.5, 0.25])
