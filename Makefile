@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 demo: $(INSTALLED)
 	$(VENV)/bin/flowdup compare demo --out runs/demo
+	$(VENV)/bin/flowdup embed runs/demo/flowdup/seed-0 --group test --set data.classes_per_client=0
 
 test: $(INSTALLED)
 	$(VENV)/bin/pytest

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowdup.client import ClientConfig, batch_plan
+from flowdup.client import ClientConfig, batch_plan, clip_norm
 from flowdup.errors import ConfigError
 from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import Stream
@@ -33,7 +33,7 @@ def test_epochs_lanes_and_streams_have_orders_of_their_own() -> None:
     assert len({a.tobytes() for a in (first, second, other_lane, other_stream)}) == 4
 
 
-@pytest.mark.parametrize("settings", [{"epochs": 0}, {"batch_size": 1}])
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"batch_size": 1}, {"clip": -1}])
 def test_senseless_settings_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         ClientConfig(**settings)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_senseless_settings_are_refused(settings: dict[str, int]) -> None:
         ),
         (
             OptimizerConfig("adam", 0.1, weight_decay=0.01),
-            lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-4, weight_decay=0.01),
+            lambda p: torch.optim.Adam(p, 0.1, (0.9, 0.99), 1e-6, weight_decay=0.01),
         ),
     ],
 )
@@ -73,3 +73,11 @@ def test_unknown_optimizers_and_rates_that_are_not_positive_are_refused() -> Non
     for lr in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="positive"):
             Optimizer(OptimizerConfig(lr=lr))
+
+
+def test_a_long_gradient_is_cut_to_the_limit_and_a_short_one_left() -> None:
+    grads = {"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}
+    cut = clip_norm(grads, 1.0)
+    assert (cut["a"].item(), cut["b"].item()) == pytest.approx((0.6, 0.8))
+    assert clip_norm(grads, 6.0) == grads
+    assert clip_norm({"a": torch.zeros(2)}, 1.0)["a"].tolist() == [0, 0]

@@ -22,8 +22,8 @@ LOCAL = {
 def psi_after(kind: str, name: str, dtype: str, local: str, at_once: int = 0) -> Params:
     precision = getattr(torch, dtype)
     m = method(name, precision)
-    config = ClientConfig(2, 10, LOCAL[local])
-    server = ServerConfig(4, 5, 0.6, True, OptimizerConfig("sgd", 0.5, momentum=0.5))
+    config = ClientConfig(2, 10, 0.5, LOCAL[local])
+    server = ServerConfig(4, 5, 0.6, True, 0.5, OptimizerConfig("sgd", 0.5, momentum=0.5))
     runner = build_engine(EngineConfig(kind, "cpu", dtype, at_once), m, config)
     state = initial_state(server, m, STREAM, torch.device("cpu"), precision)
     for result in train(server, m, runner, ragged_clients(), state, STREAM):

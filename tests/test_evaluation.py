@@ -3,62 +3,66 @@ import math
 import pytest
 import torch
 from small import METHODS, STREAM, client, engine, method
+from torch import Tensor
 
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
-from flowdup.engines import Question
+from flowdup.engines import Engine
 from flowdup.errors import DataError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
+from flowdup.methods import Params
 
 
-class Recorder:
-    """Answers with the class that `y` would have if it were the pixel sum; keeps the questions."""
+class Memory:
+    """A method that remembers what it was shown: class 1 for these inputs, class 0 for others."""
 
-    def __init__(self) -> None:
-        self.asked: list[Question] = []
+    learns_unlabeled, fingerprint = False, ""
 
-    def train(self, *_: object) -> None: ...
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Params:
+        return {"x": x, "present": present}
 
-    def predict(self, params: object, questions: list[Question]) -> list[torch.Tensor]:
-        self.asked += questions
-        return [q.query.flatten(1).long().sum(1) % 4 for q in questions]
-
-
-def labeled(points: int) -> ClientData:
-    x = client(3, points).x
-    return ClientData(x, x.flatten(1).long().sum(1) % 4)
+    def f(self, weights: Params, query: Tensor) -> Tensor:
+        same = (query[:, None] == weights["x"][None]).flatten(2).all(2)  # [queries, shown]
+        seen = (same & (weights["present"] > 0)).any(1)
+        return torch.stack([~seen, seen], 1).float()
 
 
-def test_held_out_points_never_meet_the_points_that_generate() -> None:
-    recorder = Recorder()
-    (score,) = evaluate(recorder, {}, [labeled(9)], STREAM)  # type: ignore[arg-type]
-    whole, halves = recorder.asked
-    assert (whole.x == whole.query).all()
-    first, second = ({x.numpy().tobytes() for x in part} for part in halves)
-    assert len(first) == 5 and len(second) == 4 and not first & second
-    assert score.transductive == score.held_out == 100.0
+ENGINES = {
+    kind: engine(kind, Memory(), "float32", ClientConfig())  # type: ignore[arg-type]
+    for kind in ("sequential", "batched")
+}
+
+
+def labeled(points: int, label: int = 1) -> ClientData:
+    return ClientData(client(3, points).x, torch.full((points,), label))
+
+
+@pytest.mark.parametrize("runner", ENGINES.values(), ids=ENGINES)
+def test_held_out_points_never_meet_the_points_that_generate(runner: Engine) -> None:
+    scores = evaluate(runner, {}, [labeled(9), labeled(4)], STREAM)
+    assert [s.transductive for s in scores] == [100.0, 100.0]
+    assert [s.held_out for s in scores] == [0.0, 0.0]
 
 
 def test_unlabeled_points_and_clients_are_not_scored() -> None:
     half = labeled(10)
     assert half.y is not None
     partly = ClientData(half.x, torch.where(torch.arange(10) < 4, half.y, -1))
-    wrong = ClientData(half.x, (half.y + 1) % 4)
-    none = half.unlabeled()
-    scores = evaluate(Recorder(), {}, [partly, wrong, none], STREAM)  # type: ignore[arg-type]
+    clients = [partly, labeled(10, 0), half.unlabeled()]
+    scores = evaluate(ENGINES["batched"], {}, clients, STREAM)
     assert [s.transductive for s in scores] == [100.0, 0.0, None]
     assert mean_accuracy(scores)["transductive"] == 50.0
 
 
 def test_a_client_of_one_point_has_no_held_out_half() -> None:
-    (score,) = evaluate(Recorder(), {}, [labeled(1)], STREAM)  # type: ignore[arg-type]
+    (score,) = evaluate(ENGINES["batched"], {}, [labeled(1)], STREAM)
     assert score.transductive == 100.0 and score.held_out is None
     assert math.isnan(mean_accuracy([score])["held_out"])
 
 
 def test_clients_without_labels_cannot_be_evaluated() -> None:
     with pytest.raises(DataError, match="no client to evaluate has labels"):
-        evaluate(Recorder(), {}, [labeled(3).unlabeled()], STREAM)  # type: ignore[arg-type]
+        evaluate(ENGINES["batched"], {}, [labeled(3).unlabeled()], STREAM)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -12,7 +12,7 @@ from flowdup.client import ClientConfig, client_update
 from flowdup.data import ClientData
 from flowdup.engines.base import local_batches, on_device
 from flowdup.methods import Batch, Method, Params
-from flowdup.optimizers import Optimizer, OptimizerConfig
+from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
 
 
@@ -146,8 +146,8 @@ def test_a_client_update_is_as_many_gradient_steps_as_there_are_batches(name: st
     m = method(name, torch.float64)
     params = noisy(doubles(m))
     steps = batches(client(0, 27), 10)
-    optimizer = Optimizer(OptimizerConfig("sgd", 0.1, weight_decay=0.01))
-    update = client_update(m, optimizer, params, steps)
+    config = ClientConfig(clip=0.0, optimizer=OptimizerConfig("sgd", 0.1, weight_decay=0.01))
+    update = client_update(m, config, params, steps)
     now = params
     for i in range(3):
         gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params)

@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flowdup.compare import read_comparison, run_comparison, summarize
+from flowdup.compare import collect, read_comparison, run_comparison, summarize
 from flowdup.config import load_config
+from flowdup.data import load_population
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
 from flowdup.data.sources import SOURCES, data_folder, find
@@ -24,8 +25,9 @@ from flowdup.errors import ConfigError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
+from flowdup.random import Stream
 from flowdup.report import embedding_figure, write_report
-from flowdup.run import Simulation, evaluate_run, read_run_config, train_run
+from flowdup.run import evaluate_run, train_run
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
@@ -128,11 +130,18 @@ def embed(
     by: Annotated[str, typer.Option(help="The trait that colours clients.")] = "",
     group: Annotated[str, typer.Option(help="train, validation or test clients.")] = "validation",
     out: Annotated[Path | None, typer.Option(help="File name without ending.")] = None,
+    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the clients' embeddings r(X), by PCA and t-SNE, as PNG and SVG."""
+    """Draw clients' embeddings r(X), by PCA and t-SNE, as PNG and SVG.
+
+    The clients are the run's own, or, with --set data.KEY=VALUE, others.
+    """
+    if any(not text.startswith("data.") for text in settings or []):
+        raise ConfigError("--set takes only data settings here: the federation is trained already")
     federation = load(folder)
-    population = Simulation(read_run_config(folder)).population
+    config = load_config(str(folder / "config.toml"), settings or [])
+    population = load_population(config.data, Stream(config.seed).child("data"))
     groups = {
         "train": population.train,
         "validation": population.validation,
@@ -149,7 +158,8 @@ def embed(
     colors = [client.traits.get(by, "") for client in clients]
     target = out or folder / "embedding"
     measures = embedding_figure(embeddings, colors, by, target)
-    write_report(folder)
+    if out is None:
+        write_report(folder)
     files = [str(target.with_suffix(end)) for end in (".png", ".svg")]
     _say(as_json, {"files": files, "by": by} | measures, f"{' and '.join(files)} {measures or ''}")
 
@@ -168,12 +178,12 @@ def compare(
     if as_json:
         for job in done:
             print(json.dumps({"done": str(job.folder)}), flush=True)
-        print(json.dumps(summarize(work, out)))
+        print(json.dumps(summarize(collect(work, out), out)))
         return
     with Jobs(console, {str(j.folder): j.config.server.rounds for j in work}) as progress:
         for job in done:
             progress.done(str(job.folder))
-    console.print(_accuracy_table(summarize(work, out)))
+    console.print(_accuracy_table(summarize(collect(work, out), out)))
     console.print(f"{out / 'summary.json'}; every run has a report.html")
 
 

@@ -19,14 +19,17 @@ from flowdup.random import Stream
 class ClientConfig:
     epochs: int = 1
     batch_size: int = 50
+    clip: float = 1.0  # the largest norm of a gradient; 0: no limit
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 2:
+        if self.epochs < 1 or self.batch_size < 2 or self.clip < 0:
             raise ConfigError(
-                "client.epochs must be at least 1 and client.batch_size at least 2 (each batch is "
-                f"cut in two halves), not {self.epochs} and {self.batch_size}"
+                "client.epochs must be at least 1, client.batch_size at least 2 (each batch is cut "
+                "in two halves) and client.clip not negative, not "
+                f"{self.epochs}, {self.batch_size} and {self.clip}"
             )
+        Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
 
 class Update(NamedTuple):
@@ -55,17 +58,25 @@ def batch_plan(stream: Stream, points: int, config: ClientConfig, lane: int) -> 
     return np.concatenate(plans)
 
 
-def client_update(method: Method, optimizer: Optimizer, params: Params, batches: Batch) -> Update:
+def clip_norm(grads: Params, limit: float) -> Params:
+    """g <- g min(1, limit / ||g||), the norm taken over all parameters together."""
+    norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+    return {n: g * (limit / norm.clamp(min=limit)) for n, g in grads.items()}
+
+
+def client_update(method: Method, config: ClientConfig, params: Params, batches: Batch) -> Update:
     """psi <- GradientUpdate(psi, g; eta_l) for every local batch; returns psi - psi_start.
 
     `batches` holds all local steps, [steps, B, ...].  A step without a single point (padding of a
     client that has fewer batches than its neighbours in a cohort) changes nothing.
     """
+    optimizer = Optimizer(config.optimizer)
     start, state = params, optimizer.init(params)
     total, taken = torch.zeros_like(batches.present[0, 0]), batches.present.any(1)  # [], [steps]
     for step in range(batches.x.shape[0]):
         batch = Batch(*(t[step] for t in batches))
         grads, loss = grad_and_value(method.loss)(params, batch, start)
+        grads = clip_norm(grads, config.clip) if config.clip else grads
         new_params, new_state = optimizer.step(params, grads, state)
         params = {n: torch.where(taken[step], new_params[n], p) for n, p in params.items()}
         state = {n: torch.where(taken[step], new_state[n], s) for n, s in state.items()}

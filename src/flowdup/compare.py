@@ -6,12 +6,16 @@ A comparison is a configuration with a table `compare` on top:
     seeds = [0, 1, 2]
     [compare.variants.fedavg]         # what differs from the rest of the file
     method = {name = "fedavg"}
+    [compare.variants.fedavg.grid]    # perhaps: lists of values, every combination a variant
+    "client.optimizer.lr" = [0.1, 0.3]
 
 Every run is an ordinary run folder OUT/VARIANT/seed-N in a process of its own; finished ones are
 kept and broken ones continued when the comparison is started again.
 """
 
+import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,12 +26,12 @@ from typing import Any
 
 import torch
 
-from flowdup.config import Config, load_table, merge, override, read_config
+from flowdup.config import Config, Table, load_table, merge, nest, override, read_config
 from flowdup.errors import ConfigError
 from flowdup.files import write_atomic
 from flowdup.run import evaluate_run, train_run
 
-READINGS = ("transductive", "held_out")
+READINGS = ("accuracy", "held_out", "validation")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         )
     for text in overrides or []:
         table = override(table, text)
+    variants = {n: t for name, c in compare["variants"].items() for n, t in _expand(name, c)}
     return [
         Job(
             variant,
@@ -54,8 +59,25 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
             out / variant / f"seed-{seed}",
         )
         for seed in compare["seeds"]
-        for variant, change in compare["variants"].items()
+        for variant, change in variants.items()
     ]
+
+
+def _expand(name: str, change: Table) -> Iterator[tuple[str, Table]]:
+    """A variant as it is, or one for every combination of the values in its grid."""
+    plain = {key: value for key, value in change.items() if key != "grid"}
+    grid = change.get("grid", {})
+    for values in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        table = plain
+        for key, value in chosen.items():
+            table = merge(table, nest(key, value))
+        label = ",".join(f"{key}={_label(value)}" for key, value in chosen.items())
+        yield f"{name}/{label}" if label else name, table
+
+
+def _label(value: Any) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
 def run_comparison(jobs: list[Job], workers: int) -> Iterator[Job]:
@@ -72,17 +94,46 @@ def run_comparison(jobs: list[Job], workers: int) -> Iterator[Job]:
             raise
 
 
-def summarize(jobs: list[Job], out: Path) -> dict[str, dict[str, Any]]:
-    """Accuracy on test clients per variant, in percent; also written to OUT/summary.json.
+def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
+    """What every run gave, where and with what; also written to OUT/results.json."""
+    rows = []
+    for job in jobs:
+        evaluation = json.loads((job.folder / "evaluation.json").read_text())
+        last = json.loads((job.folder / "metrics.jsonl").read_text().splitlines()[-1])
+        config = job.config
+        subspace = getattr(config.method.settings, "subspace", None)
+        rows.append(
+            {
+                "variant": job.variant,
+                "method": config.method.name,
+                "data": config.data.source,
+                "p": config.data.labeled_fraction,
+                "k": subspace.k if subspace else None,
+                "model": config.model,
+                "seed": config.seed,
+                "rounds": evaluation["round"],
+                "accuracy": evaluation["accuracy"]["transductive"],
+                "held_out": evaluation["accuracy"]["held_out"],
+                "validation": last.get("validation_accuracy"),
+                "seconds": last["seconds"],
+                **{key: evaluation[key] for key in ("device", "versions", "commit")},
+            }
+        )
+    write_atomic(out / "results.json", json.dumps(rows, indent=2).encode())
+    return rows
 
-    `mean`, `std` (of a sample) and `seeds` are the transductive reading, `held_out` has the other.
+
+def summarize(rows: list[dict[str, Any]], out: Path) -> dict[str, dict[str, Any]]:
+    """Mean, deviation and values over seeds, in percent; also written to OUT/summary.json.
+
+    The top level is the transductive reading of accuracy on test clients; `held_out` is the other,
+    and `validation`, for tuning, the accuracy on validation clients after the last round.
     """
     summary: dict[str, dict[str, Any]] = {}
-    for variant in dict.fromkeys(job.variant for job in jobs):
-        folders = [job.folder for job in jobs if job.variant == variant]
-        results = [json.loads((f / "evaluation.json").read_text())["accuracy"] for f in folders]
-        first, second = (_spread([r[reading] for r in results]) for reading in READINGS)
-        summary[variant] = first | {"held_out": second}
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        mine = [row for row in rows if row["variant"] == variant]
+        spreads = {key: _spread([row[key] for row in mine]) for key in READINGS}
+        summary[variant] = spreads.pop("accuracy") | spreads
     write_atomic(out / "summary.json", json.dumps(summary, indent=2).encode())
     return summary
 
@@ -94,6 +145,7 @@ def _run(job: Job, threads: int) -> None:
     evaluate_run(job.folder)
 
 
-def _spread(values: list[float]) -> dict[str, Any]:
+def _spread(found: list[float | None]) -> dict[str, Any]:
+    values = [math.nan if value is None else value for value in found]
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "std": spread, "seeds": values}

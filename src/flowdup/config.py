@@ -130,9 +130,13 @@ def override(table: Table, text: str) -> dict[str, Any]:
         parsed = tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return merge(table, parsed)
+    return merge(table, nest(key.strip(), parsed))
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """A table with one dotted key."""
+    first, _, rest = key.partition(".")
+    return {first: nest(rest, value) if rest else value}
 
 
 def to_toml(config: Config) -> str:

@@ -17,11 +17,11 @@ State = dict[str, Tensor]
 @dataclass(frozen=True)
 class OptimizerConfig:
     name: str = "sgd"  # sgd or adam
-    lr: float = 0.01
+    lr: float = 0.03
     momentum: float = 0.0  # sgd
     beta1: float = 0.9  # adam
     beta2: float = 0.99  # adam
-    eps: float = 1e-4  # adam
+    eps: float = 1e-6  # adam
     weight_decay: float = 0.0  # added to the gradient
 
 

@@ -24,6 +24,7 @@ from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
 from flowdup.methods import Method, Parts
 from flowdup.personalize import check_expansion
+from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import write_report
 from flowdup.server import ServerState, initial_state, train
@@ -112,6 +113,7 @@ def evaluate_run(out: Path, population: Population | None = None) -> dict[str, A
         "round": state.round,
         "accuracy": mean_accuracy(scores),
         "clients": [asdict(score) for score in scores],
+        **provenance(simulation.device),
     }
     write_atomic(out / "evaluation.json", json.dumps(result, indent=2).encode())
     write_report(out)

@@ -117,6 +117,15 @@ def test_a_share_p_of_the_training_clients_keeps_its_labels(share: float, labele
     assert all(c.labeled for c in [*found.validation, *found.test])
 
 
+def test_pools_have_all_classes_in_proportion() -> None:
+    """Else the rarest class of a small pool could not serve all clients that draw it."""
+    config = replace(DIGITS, points=40, classes_per_client=2, validation_clients=10)
+    for seed in range(5):
+        found = load_population(config, Stream(seed))
+        labels = np.concatenate([c.y for c in found.validation if c.y is not None])
+        assert set(np.bincount(labels, minlength=10)) == {40}
+
+
 def test_without_overlap_all_images_are_dealt_out() -> None:
     config = DataConfig(points=13, validation_clients=10, test_clients=10)
     found = load_population(config, Stream(0))

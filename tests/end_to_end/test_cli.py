@@ -110,6 +110,9 @@ def test_embed_draws_clients_by_rotation(run: Path) -> None:
     assert told["by"] == "rotation" and "silhouette" in told
     assert [Path(f).name for f in told["files"]] == ["embedding.png", "embedding.svg"]
     assert all(Path(f).stat().st_size > 1000 for f in told["files"])
+    others = good("embed", run, "--set=data.classes_per_client=0", "--out", run.parent / "others")
+    assert (run.parent / "others.svg").exists() and "others.png" in others
+    assert "trained already" in refused("embed", run, "--set=server.rounds=2")
 
 
 def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) -> None:
@@ -289,7 +292,8 @@ def test_a_full_disk_stops_a_run_with_one_sentence_and_what_was_saved_stays(
     out = tmp_path / "full"
     good("train", "digits", *SMALL, "--set=server.rounds=2", "--out", out)
     before = tensors(out)
-    script = f"ulimit -f 64; {sys.executable} -m flowdup train digits {' '.join(SMALL)} --out {out} --resume"
+    train = f"{sys.executable} -m flowdup train digits {' '.join(SMALL)} --out {out} --resume"
+    script = f"ulimit -f 64; {train}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: could not write") and "intact" in done.stderr

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flowdup.data.clients import ClientData, InputSpec, Population
 from flowdup.data.own import read_folder, read_table
@@ -76,10 +78,13 @@ def _simulated(config: DataConfig, stream: Stream) -> Population:
         )
     share = config.validation_clients / (train_clients + config.validation_clients)
     cut = round(share * total) if config.overlap else config.validation_clients * config.points
-    order = torch.from_numpy(stream.child("pool").permutation(total))
+    order = stream.child("pool").permutation(total)
+    if config.classes_per_client:
+        order = _interleave_classes(order, images.y_train.numpy())
+    validation, train = torch.from_numpy(order).tensor_split([cut])
     pools = {
-        "validation": (images.x_train[order[:cut]], images.y_train[order[:cut]]),
-        "train": (images.x_train[order[cut:]], images.y_train[order[cut:]]),
+        "validation": (images.x_train[validation], images.y_train[validation]),
+        "train": (images.x_train[train], images.y_train[train]),
         "test": (images.x_test, images.y_test),
     }
     counts = {
@@ -93,6 +98,15 @@ def _simulated(config: DataConfig, stream: Stream) -> Population:
     }
     spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
     return Population(spec, **groups)
+
+
+def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order whose every beginning has all classes in proportion."""
+    place = np.empty(len(order))
+    for label in np.unique(y):
+        mine = np.flatnonzero(y[order] == label)
+        place[mine] = (np.arange(mine.size) + 0.5) / mine.size
+    return order[np.argsort(place, kind="stable")]
 
 
 def _own(config: DataConfig, stream: Stream) -> Population:

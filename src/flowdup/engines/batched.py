@@ -14,7 +14,6 @@ from flowdup.client import ClientConfig, Update, client_update
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Question, local_batches, on_device
 from flowdup.methods import Batch, Method, Params
-from flowdup.optimizers import Optimizer
 from flowdup.random import Stream
 
 
@@ -28,12 +27,11 @@ class BatchedEngine:
         clients_at_once: int = 0,  # 0: the whole cohort
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
-        self.optimizer = Optimizer(config.optimizer)
         self.clients_at_once = clients_at_once
 
     def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
         def member(batches: Batch) -> Update:
-            return client_update(self.method, self.optimizer, params, batches)
+            return client_update(self.method, self.config, params, batches)
 
         total: Params = {n: torch.zeros_like(p) for n, p in params.items()}
         loss = torch.zeros((), device=self.device, dtype=self.dtype)

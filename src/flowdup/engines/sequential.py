@@ -9,7 +9,6 @@ from flowdup.client import ClientConfig, Update, client_update
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Question, local_batches, on_device
 from flowdup.methods import Method, Params
-from flowdup.optimizers import Optimizer
 from flowdup.random import Stream
 
 
@@ -18,7 +17,6 @@ class SequentialEngine:
         self, method: Method, config: ClientConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
-        self.optimizer = Optimizer(config.optimizer)
 
     def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
         total = {n: torch.zeros_like(p) for n, p in params.items()}
@@ -26,7 +24,7 @@ class SequentialEngine:
         for lane, client in enumerate(cohort):
             batches = local_batches(client, self.config, orders, lane)
             batches = on_device(batches, self.device, self.dtype)
-            update = client_update(self.method, self.optimizer, params, batches)
+            update = client_update(self.method, self.config, params, batches)
             total = {n: t + update.delta[n] for n, t in total.items()}
             losses.append(update.loss)
         return Update({n: t / len(cohort) for n, t in total.items()}, torch.stack(losses).mean())
