@@ -79,9 +79,14 @@ class Simulation:
 
 
 def train_run(
-    config: Config, out: Path, resume: bool = False, population: Population | None = None
+    config: Config, out: str | Path, resume: bool = False, population: Population | None = None
 ) -> Iterator[Metrics]:
-    """Train into a run folder and yield every round's metrics."""
+    """Train into a run folder and yield every round's metrics.
+
+    Nothing happens until the first round is asked for.  `population` replaces the clients that the
+    configuration describes.
+    """
+    out = Path(out)
     checkpoint, metrics_file = out / "checkpoint", out / "metrics.jsonl"
     started = (checkpoint / "checkpoint.json").exists()
     if started and not resume:
@@ -102,8 +107,9 @@ def train_run(
     write_report(out)
 
 
-def evaluate_run(out: Path, population: Population | None = None) -> dict[str, Any]:
+def evaluate_run(out: str | Path, population: Population | None = None) -> dict[str, Any]:
     """Personalise every test client from its unlabeled points and score it; writes the result."""
+    out = Path(out)
     simulation = Simulation(read_run_config(out), population)
     state = simulation.load_state(out / "checkpoint")
     stream = simulation.stream.child("held-out")

@@ -36,7 +36,7 @@ _DENSE_LIMIT = 2**29  # entries: 2 GiB in float32
 @dataclass(frozen=True)
 class SubspaceConfig:
     kind: str = "kronecker"
-    k: int = 10_000
+    k: int = 10_000  # 0: as many as the model has weights
     row_scale: str = "layer"
 
 

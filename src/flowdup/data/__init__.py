@@ -37,7 +37,7 @@ class DataConfig:
     classes: int = 0  # 0: the largest label + 1
     shape: tuple[int, ...] = ()  # table: of one input, if its column is flat
     client_column: str = "client"
-    label_column: str = "label"
+    label_column: str = "label"  # empty: there are no labels
     input_columns: tuple[str, ...] = ("x",)
     mean: tuple[float, ...] = ()  # per channel, taken off before std divides; empty: as they are
     std: tuple[float, ...] = ()
@@ -117,7 +117,11 @@ def _own(config: DataConfig, stream: Stream) -> Population:
         groups = read_folder(path)
     else:
         groups = read_table(
-            path, config.client_column, config.label_column, config.input_columns, config.shape
+            path,
+            config.client_column,
+            config.label_column or None,
+            config.input_columns,
+            config.shape or None,
         )
     if "all" in groups:
         groups = _split(groups["all"], config, stream)
