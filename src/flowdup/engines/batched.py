@@ -58,7 +58,7 @@ class BatchedEngine:
         return answers
 
     def _split(self, members: int) -> Iterator[range]:
-        size = self.clients_at_once or members
+        size = self.clients_at_once or max(members, 1)
         for start in range(0, members, size):
             yield range(start, min(start + size, members))
 
