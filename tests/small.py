@@ -4,10 +4,9 @@ import numpy as np
 import torch
 
 from flowdup.client import ClientConfig
-from flowdup.config import read_method
 from flowdup.data import ClientData, InputSpec, Population
 from flowdup.engines import Engine, EngineConfig, build_engine
-from flowdup.methods import Method, Parts
+from flowdup.methods import Method, MethodConfig, Parts
 from flowdup.random import Stream
 
 SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
@@ -25,6 +24,11 @@ METHODS = {
         "reduction": "sum",
         "subspace": SUBSPACE | {"kind": "hashed"},
         "hypernetwork": {"embedding": 12, "hidden": 10, "backbone": "mlp"},
+    },
+    "flowdup-identity": {
+        "name": "flowdup",
+        "subspace": {"kind": "identity", "k": 0},
+        "hypernetwork": {"embedding": 12, "hidden": 4, "backbone": "mlp", "normalize": False},
     },
     "fedavg": {"name": "fedavg"},
     "ld-fedavg": {"name": "ld-fedavg", "subspace": SUBSPACE},
@@ -63,7 +67,7 @@ def population() -> Population:
 
 
 def method(name: str, dtype: torch.dtype = torch.float32, model: str = "cnn-small") -> Method:
-    return read_method(METHODS[name]).build(Parts(model, SPEC, STREAM, "cpu", dtype))
+    return MethodConfig.from_table(METHODS[name]).build(Parts(model, SPEC, STREAM, "cpu", dtype))
 
 
 def engine(kind: str, method: Method, dtype: str, config: ClientConfig) -> Engine:

@@ -51,19 +51,44 @@ class Custom(nn.Module):
         self.linear = nn.Linear(shape[0], outputs)
         self.scale = nn.Parameter(torch.full((outputs,), 1e-6))
         self.norm = nn.LayerNorm(outputs)
+        self.temperature = nn.Parameter(torch.tensor(2.659))
+        self.noise = nn.Parameter(torch.randn(()))
+        self.register_buffer("offset", torch.arange(float(outputs)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.norm(self.linear(x)) * self.scale
+        out: torch.Tensor = self.norm(self.linear(x)) * self.scale * self.temperature + self.offset
         return out
 
 
-def test_constants_of_a_users_module_stay_and_the_rest_is_drawn() -> None:
+def test_what_a_users_module_defines_stays_and_what_it_draws_is_drawn_anew() -> None:
     weights = Network.build(Custom, (6,), 3, read).init(Stream(0))
     assert weights["scale"].tolist() == pytest.approx([1e-6] * 3)
     assert weights["norm.weight"].tolist() == [1, 1, 1]
+    assert weights["temperature"].item() == pytest.approx(2.659)
     assert weights["linear.bias"].tolist() == [0, 0, 0]
+    assert weights["noise"].item() == 0
     assert weights["linear.weight"].abs().max() <= 1  # sqrt(6 / 6)
     assert weights["linear.weight"].std() > 0.3
+
+
+def test_buffers_of_a_users_module_are_read_and_random_ones_refused() -> None:
+    network = Network.build(Custom, (6,), 3, read)
+    out = network(network.init(Stream(0)), torch.zeros(1, 6))
+    assert out[0].tolist() == pytest.approx([0, 1, 2], abs=1e-4)
+
+    def noisy(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        module = nn.Linear(2, outputs)
+        module.register_buffer("noise", torch.randn(2))
+        return module
+
+    with pytest.raises(ConfigError, match="'noise' is random"):
+        Network.build(noisy, (2,), 3, read)
+
+
+def test_weights_that_start_from_a_file_stay_as_they_are() -> None:
+    trained = nn.Linear(2, 3)
+    network = Network.build(lambda shape, outputs: trained, (2,), 3, read)
+    assert (network.init(Stream(0))["weight"] == trained.weight).all()
 
 
 def test_a_bias_and_a_norm_have_the_deviation_of_their_layer() -> None:
@@ -72,9 +97,11 @@ def test_a_bias_and_a_norm_have_the_deviation_of_their_layer() -> None:
     assert network.deviations["0.weight"] == (2 / 27) ** 0.5
 
 
-def test_running_statistics_are_refused() -> None:
+@pytest.mark.parametrize("running", [True, False])
+def test_statistics_of_batches_are_refused(running: bool) -> None:
     def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+        norm = nn.BatchNorm2d(4, track_running_stats=running)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten())
 
     with pytest.raises(ConfigError, match="GroupNorm"):
         Network.build(factory, (1, 8, 8), 4, read)
@@ -90,7 +117,7 @@ def test_dropout_is_announced_as_off() -> None:
 
 def test_a_registered_model_is_found_and_its_name_is_taken() -> None:
     register_model("custom", Custom)
-    assert build_network("custom", (6,), 3, read).size == 30
+    assert build_network("custom", (6,), 3, read).size == 32
     with pytest.raises(ConfigError, match="exists already"):
         register_model("custom", lambda shape, outputs: nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="unknown model 'nope'"):

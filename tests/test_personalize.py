@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,13 @@ def test_any_client_gets_an_ordinary_module_from_unlabeled_data(run: Path) -> No
     assert not any(p.requires_grad for p in model.parameters())
 
 
+def test_a_model_moves_between_precisions_and_processes(run: Path) -> None:
+    x = client(30, 7).x
+    model = flowdup.load(run).personalize(x)
+    assert torch.allclose(model.double()(x).float(), model.float()(x), atol=1e-4)
+    assert (pickle.loads(pickle.dumps(model))(x) == model(x)).all()
+
+
 def test_a_model_is_the_networks_at_theta_0_plus_p_v(run: Path) -> None:
     federation, x = flowdup.load(run), client(30, 7).x
     weights = federation.method.personalize(federation.psi, x, torch.ones(7))
@@ -53,6 +61,11 @@ def test_the_order_of_points_does_not_matter_and_arrays_serve_as_well(run: Path)
     assert torch.allclose(a(x), b(x), atol=1e-4)
     assert torch.allclose(federation.embedding(x), federation.embedding(x.flip(0)), atol=1e-5)
     assert federation.embedding(x).shape == (12,)
+
+
+def test_reversed_and_foreign_arrays_are_read(run: Path) -> None:
+    federation, x = flowdup.load(run), client(31, 9).x.numpy()
+    assert torch.allclose(federation.embedding(x[::-1]), federation.embedding(x), atol=1e-5)
 
 
 def test_one_point_is_a_set(run: Path) -> None:
@@ -89,6 +102,8 @@ IMAGE = np.zeros((2, 1, 8, 8), np.uint8)
         (np.zeros((2, 1, 9, 8), np.uint8), r"\(1, 9, 8\)"),
         (IMAGE[0], r"\(8, 8\)"),
         (IMAGE.astype(np.float32), "float32, the federation reads uint8"),
+        (np.zeros(()), "shape"),
+        (np.array([None, "a"]), "must be numbers"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(run: Path, x: np.ndarray, message: str) -> None:
@@ -114,6 +129,40 @@ def test_a_folder_of_another_federation_is_not_continued(run: Path) -> None:
     other = config(method=METHODS["flowdup"] | {"regularization": 0.5})
     with pytest.raises(CheckpointError, match="another federation"):
         Simulation(other, population()).load_state(run / "checkpoint")
+
+
+class Tied(torch.nn.Module):
+    """One matrix in two places, a buffer, and a number that scales the output."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = torch.nn.Linear(64, outputs)
+        self.scale = torch.nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("offset", torch.linspace(-1, 1, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x.flatten(1) + self.offset))
+        out: torch.Tensor = self.head(torch.tanh(self.second(x))) * self.scale
+        return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_module_with_tied_weights_and_buffers_serves_as_f_and_h1(
+    tmp_path: Path, dtype: str
+) -> None:
+    flowdup.register_model("tied", Tied)
+    settings = config(model="tied", engine={"dtype": dtype})
+    for _ in flowdup.train_run(settings, tmp_path, population=population()):
+        pass
+    federation, x = flowdup.load(tmp_path), client(30, 7).x
+    model = federation.personalize(x)
+    weights = federation.method.personalize(federation.psi, x, torch.ones(7))
+    assert torch.allclose(model(x), federation.method.f(weights, x), atol=1e-6)
+    model.save(tmp_path / "tied.safetensors")
+    assert (flowdup.load_model(tmp_path / "tied.safetensors")(x) == model(x)).all()
+    assert flowdup.evaluate_run(tmp_path, population())["accuracy"]["transductive"] is not None
 
 
 def test_floats_with_nan_or_infinity_are_refused() -> None:

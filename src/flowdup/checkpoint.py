@@ -2,7 +2,8 @@
 
 A checkpoint folder holds `checkpoint.json` and the tensor file that it names.  The JSON is
 replaced last, so a process killed at any moment leaves the old pair or the new one.  theta_0 and P
-are not in it: the seed and a SHA-256 of what the seed must give are, and loading compares.
+are not in it: the seed, the shapes and a SHA-256 of what the seed must give are, and loading
+compares.
 """
 
 import hashlib
@@ -19,10 +20,13 @@ from safetensors.torch import save as save_tensors
 from flowdup.data.clients import InputSpec
 from flowdup.errors import CheckpointError, TrainingError
 from flowdup.files import write_atomic
+from flowdup.methods import Method
+from flowdup.random import Stream
 from flowdup.server import ServerState
 
 FORMAT = 1
 _HEADER = "checkpoint.json"
+_REMEDY = "restore the folder from a copy, or train again"
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,29 @@ class FederationSpec:
     method: dict[str, Any]  # as in the configuration
     inputs: InputSpec
     expansion_sha256: str  # the method's fingerprint
+    shapes: dict[str, list[int]]  # of psi, and of theta
+
+    @classmethod
+    def of(
+        cls, seed: int, model: str, table: dict[str, Any], inputs: InputSpec, method: Method
+    ) -> "FederationSpec":
+        return cls(seed, model, table, inputs, method.fingerprint, _shapes(method))
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that is made differently here."""
+        if self.shapes != _shapes(method):
+            raise CheckpointError(
+                "the model is defined otherwise here than where this federation was trained: use "
+                "the definition of that time"
+            )
+        if method.fingerprint != self.expansion_sha256:
+            raise CheckpointError(
+                "the seed gives another expansion here than where this federation was trained: use "
+                "the same version of flowdup and of the model's definition"
+            )
 
 
-def save_checkpoint(folder: Path, federation: FederationSpec, state: ServerState) -> None:
+def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> None:
     if not all(bool(torch.isfinite(p).all()) for p in state.psi.values()):
         raise TrainingError(
             f"training diverged by round {state.round}: lower client.optimizer.lr or "
@@ -45,16 +69,16 @@ def save_checkpoint(folder: Path, federation: FederationSpec, state: ServerState
     groups = {"psi": state.psi, "server": state.optimizer}
     tensors = {f"{g}/{n}": t.cpu().contiguous() for g, ts in groups.items() for n, t in ts.items()}
     content = save_tensors(tensors)
-    name = f"round-{state.round:08d}.safetensors"
+    sha256 = hashlib.sha256(content).hexdigest()
+    name = f"round-{state.round}-{sha256[:8]}.safetensors"
     header = {
         "format": FORMAT,
         "round": state.round,
-        "federation": asdict(federation),
-        "tensors": {"file": name, "sha256": hashlib.sha256(content).hexdigest()},
+        "federation": asdict(spec),
+        "tensors": {"file": name, "sha256": sha256},
     }
-    header["sha256"] = _digest(header)
     write_atomic(folder / name, content)
-    write_atomic(folder / _HEADER, json.dumps(header, indent=2).encode())
+    write_atomic(folder / _HEADER, _sealed(header))
     for old in folder.glob("round-*.safetensors"):
         if old.name != name:
             old.unlink()
@@ -62,6 +86,8 @@ def save_checkpoint(folder: Path, federation: FederationSpec, state: ServerState
 
 def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
     header = _read_header(folder / _HEADER)
+    if not (folder / header["tensors"]["file"]).exists():  # replaced by a run that goes on
+        header = _read_header(folder / _HEADER)
     path = folder / header["tensors"]["file"]
     try:
         content = path.read_bytes()
@@ -71,15 +97,15 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
         raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
     try:
         tensors = load_tensors(content)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a tensor file ({error}): {_REMEDY}") from None
-    groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}}
-    for name, tensor in tensors.items():
-        group, _, rest = name.partition("/")
-        groups[group][rest] = tensor
-    table = header["federation"]
-    federation = FederationSpec(**table | {"inputs": read_spec(table["inputs"])})
-    return federation, ServerState(header["round"], groups["psi"], groups["server"])
+        groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}}
+        for name, tensor in tensors.items():
+            group, _, rest = name.partition("/")
+            groups[group][rest] = tensor
+        table = header["federation"]
+        spec = FederationSpec(**table | {"inputs": read_spec(table["inputs"])})
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint ({error}): {_REMEDY}") from None
+    return spec, ServerState(header["round"], groups["psi"], groups["server"])
 
 
 def read_spec(table: dict[str, Any]) -> InputSpec:
@@ -87,25 +113,34 @@ def read_spec(table: dict[str, Any]) -> InputSpec:
     return InputSpec(**values)
 
 
-_REMEDY = "restore the folder from a copy, or train again"
+def _shapes(method: Method) -> dict[str, list[int]]:
+    psi = method.init(Stream(0))
+    return {f"psi/{n}": list(p.shape) for n, p in psi.items()} | {
+        f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()
+    }
+
+
+def _sealed(header: dict[str, Any]) -> bytes:
+    """The header's text with a SHA-256 of itself in it."""
+    text = json.dumps(header, sort_keys=True)
+    seal = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return json.dumps(header | seal, indent=2).encode()
 
 
 def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint in {path.parent}: train first")
     try:
-        header: dict[str, Any] = json.loads(path.read_bytes())
-        told, version = header.pop("sha256"), header["format"]
-    except (ValueError, KeyError, AttributeError, TypeError):
+        content = path.read_bytes()
+        header: dict[str, Any] = json.loads(content)
+        version = header["format"]
+        del header["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}") from None
-    if _digest(header) != told:
+    if _sealed(header) != content:
         raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
     if version != FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, this flowdup {FORMAT}: use the version that wrote it"
         )
     return header
-
-
-def _digest(header: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()

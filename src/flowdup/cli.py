@@ -1,18 +1,18 @@
 """The command line: parse, call, print."""
 
-import importlib
 import io
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flowdup.compare import collect, read_comparison, run_comparison, summarize
 from flowdup.config import load_config
@@ -23,6 +23,7 @@ from flowdup.data.sources import SOURCES, data_folder, find
 from flowdup.data.sources import verify as verify_source
 from flowdup.errors import ConfigError, DataError, FlowdupError
 from flowdup.files import write_atomic
+from flowdup.models import import_models
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.random import Stream
@@ -45,14 +46,10 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
 @app.callback()
-def flowdup(modules: Imports = None) -> None:
+def flowdup(context: typer.Context, modules: Imports = None) -> None:
     """Train clients together, then give any client its own model, labels or not."""
-    sys.path.insert(0, "")
-    for module in modules or []:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"--import {module}: {error}") from None
+    context.obj = modules or []
+    import_models(context.obj)
 
 
 @app.command()
@@ -88,8 +85,8 @@ def evaluate(folder: RunFolder, as_json: Json = False) -> None:
     accuracy, clients = result["accuracy"], result["clients"]
     console.print(
         f"{result['method']} after round {result['round']}, {len(clients)} test clients: "
-        f"{accuracy['transductive']:.2f} % on the points that generated the models, "
-        f"{accuracy['held_out']:.2f} % on held-out points"
+        f"{_percent(accuracy['transductive'])} % on the points that generated the models, "
+        f"{_percent(accuracy['held_out'])} % on held-out points"
     )
 
 
@@ -150,6 +147,8 @@ def embed(
     if group not in groups:
         raise ConfigError(f"--group is train, validation or test, not '{group}'")
     clients = groups[group]
+    if not clients:
+        raise DataError(f"there are no {group} clients: choose another --group")
     traits = sorted({name for client in clients for name in client.traits})
     if by and by not in traits:
         raise DataError(f"clients have no trait '{by}': use one of {', '.join(traits) or '(none)'}")
@@ -157,7 +156,8 @@ def embed(
     embeddings = torch.stack([federation.embedding(client.x) for client in clients]).numpy()
     colors = [client.traits.get(by, "") for client in clients]
     target = out or folder / "embedding"
-    measures = embedding_figure(embeddings, colors, by, target)
+    label = ", ".join([by, *(settings or [])])  # the figure says which clients it shows
+    measures = embedding_figure(embeddings, colors, label, target)
     if out is None:
         write_report(folder)
     files = [str(target.with_suffix(end)) for end in (".png", ".svg")]
@@ -166,23 +166,24 @@ def embed(
 
 @app.command()
 def compare(
+    context: typer.Context,
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file with a table 'compare'.")],
     out: Annotated[Path, typer.Option(help="The folder for all runs.")],
     settings: Settings = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train several methods with several seeds and print one table."""
     work = read_comparison(preset, out, settings)
-    done = run_comparison(work, min(jobs or os.cpu_count() or 1, len(work)))
+    done = run_comparison(work, min(jobs or os.cpu_count() or 1, len(work)), context.obj)
     if as_json:
         for job in done:
             print(json.dumps({"done": str(job.folder)}), flush=True)
         print(json.dumps(summarize(collect(work, out), out)))
         return
     with Jobs(console, {str(j.folder): j.config.server.rounds for j in work}) as progress:
-        for job in done:
-            progress.done(str(job.folder))
+        for _ in done:
+            progress.done()
     console.print(_accuracy_table(summarize(collect(work, out), out)))
     console.print(f"{out / 'summary.json'}; every run has a report.html")
 
@@ -223,7 +224,7 @@ def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
     if as_json:
         print(json.dumps(result))
     else:
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
 def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
@@ -235,16 +236,25 @@ def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
 def _accuracy_table(summary: dict[str, dict[str, Any]]) -> Table:
     table = Table("method", "accuracy (%)", "held-out (%)", title="unlabeled test clients")
     for name, row in summary.items():
-        cells = [f"{r['mean']:.1f} ± {r['std']:.1f}" for r in (row, row["held_out"])]
+        cells = [f"{_percent(r['mean'])} ± {r['std']:.1f}" for r in (row, row["held_out"])]
         table.add_row(name, *cells)
     return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def main() -> None:
     try:
         app()
     except FlowdupError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit("stopped; a run goes on from its last checkpoint with --resume")
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename}; check the path and its permissions")
+
+
+def _fail(sentence: str) -> NoReturn:
+    message = Text.assemble(("error:", "bold red"), f" {sentence}")
+    Console(stderr=True).print(message, soft_wrap=True)
+    sys.exit(2)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad_and_value
 
-from flowdup.errors import ConfigError
 from flowdup.methods import Batch, Method, Params
 from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import Stream
+from flowdup.settings import check_range
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,9 @@ class ClientConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 2 or self.clip < 0:
-            raise ConfigError(
-                "client.epochs must be at least 1, client.batch_size at least 2 (each batch is cut "
-                "in two halves) and client.clip not negative, not "
-                f"{self.epochs}, {self.batch_size} and {self.clip}"
-            )
+        check_range("client.epochs", self.epochs, 1)
+        check_range("client.batch_size", self.batch_size, 2)  # a batch is cut in two halves
+        check_range("client.clip", self.clip, 0)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
 

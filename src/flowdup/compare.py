@@ -15,9 +15,8 @@ kept and broken ones continued when the comparison is started again.
 
 import itertools
 import json
-import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,10 +25,12 @@ from typing import Any
 
 import torch
 
-from flowdup.config import Config, Table, load_table, merge, nest, override, read_config
+from flowdup.config import Config, load_table, merge, nest, override, read_config
 from flowdup.errors import ConfigError
 from flowdup.files import write_atomic
+from flowdup.models import import_models
 from flowdup.run import evaluate_run, train_run
+from flowdup.settings import Table, as_table
 
 READINGS = ("accuracy", "held_out", "validation")
 
@@ -43,30 +44,33 @@ class Job:
 
 def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
     table = dict(load_table(name))
-    compare = table.pop("compare", None)
-    unknown = set(compare or ()) - {"seeds", "variants"}
-    if not compare or unknown or not compare.get("variants") or not compare.get("seeds"):
+    compare = as_table(table.pop("compare", {}), "compare")
+    seeds, variants = compare.get("seeds", []), as_table(compare.get("variants", {}), "variants")
+    if set(compare) != {"seeds", "variants"} or not _seeds(seeds) or not variants:
         raise ConfigError(
-            f"'{name}' needs a table 'compare' with 'seeds' and 'variants', and no more"
+            f"'{name}' needs a table 'compare' with 'seeds' (whole numbers) and 'variants'"
         )
     for text in overrides or []:
         table = override(table, text)
-    variants = {n: t for name, c in compare["variants"].items() for n, t in _expand(name, c)}
+    changes = {n: t for name, change in variants.items() for n, t in _expand(name, change)}
     return [
         Job(
             variant,
             read_config(merge(table, change) | {"seed": seed}),
             out / variant / f"seed-{seed}",
         )
-        for seed in compare["seeds"]
-        for variant, change in variants.items()
+        for seed in seeds
+        for variant, change in changes.items()
     ]
 
 
 def _expand(name: str, change: Table) -> Iterator[tuple[str, Table]]:
     """A variant as it is, or one for every combination of the values in its grid."""
+    change = as_table(change, f"compare.variants.{name}")
     plain = {key: value for key, value in change.items() if key != "grid"}
-    grid = change.get("grid", {})
+    grid = as_table(change.get("grid", {}), f"compare.variants.{name}.grid")
+    if not all(isinstance(values, list) for values in grid.values()):
+        raise ConfigError(f"every setting in the grid of '{name}' needs a list of values")
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         table = plain
@@ -76,14 +80,19 @@ def _expand(name: str, change: Table) -> Iterator[tuple[str, Table]]:
         yield f"{name}/{label}" if label else name, table
 
 
+def _seeds(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(seed) is int for seed in value)
+
+
 def _label(value: Any) -> str:
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
-def run_comparison(jobs: list[Job], workers: int) -> Iterator[Job]:
-    """Run all jobs and yield each as it is done."""
+def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -> Iterator[Job]:
+    """Run all jobs and yield each as it is done; `modules` register models of the user's."""
     threads = max(1, torch.get_num_threads() // workers)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, import_models, (modules,)) as pool:
         try:
             futures = {pool.submit(_run, job, threads): job for job in jobs}
             for future in as_completed(futures):
@@ -145,7 +154,8 @@ def _run(job: Job, threads: int) -> None:
     evaluate_run(job.folder)
 
 
-def _spread(found: list[float | None]) -> dict[str, Any]:
-    values = [math.nan if value is None else value for value in found]
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.fmean(values), "std": spread, "seeds": values}
+def _spread(values: list[float | None]) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    mean = statistics.fmean(known) if known else None
+    spread = statistics.stdev(known) if len(known) > 1 else 0.0
+    return {"mean": mean, "std": spread, "seeds": values}

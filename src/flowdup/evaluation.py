@@ -31,8 +31,10 @@ class ClientScore:
     held_out: float | None
 
 
-def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[ClientData]) -> float:
-    """Mean over clients, in percent."""
+def transductive_accuracy(
+    engine: Engine, params: Params, clients: Sequence[ClientData]
+) -> float | None:
+    """Mean over clients, in percent; None where nothing can be compared."""
     return _mean(_transductive(engine, params, clients))
 
 
@@ -49,7 +51,7 @@ def evaluate(
     ]
 
 
-def mean_accuracy(scores: Sequence[ClientScore]) -> dict[str, float]:
+def mean_accuracy(scores: Sequence[ClientScore]) -> dict[str, float | None]:
     """Both readings, mean over clients, in percent."""
     return {
         "transductive": _mean([s.transductive for s in scores]),
@@ -88,6 +90,6 @@ def _accuracy(answer: Tensor, y: Tensor | None) -> float | None:
     return 100.0 * float((answer[known] == y[known]).double().mean())
 
 
-def _mean(scores: Sequence[float | None]) -> float:
+def _mean(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None]
-    return float(np.mean(known)) if known else float("nan")
+    return float(np.mean(known)) if known else None

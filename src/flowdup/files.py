@@ -1,5 +1,6 @@
 """Files that are either the old or the new one, never half of either."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from flowdup.errors import FlowdupError
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file by new content, durably; on any failure the old file stays as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if not path.name:
+        raise FlowdupError(f"'{path}' is a folder: give a file name")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -22,7 +25,8 @@ def write_atomic(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise cannot_write(path, error) from error
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear, relu
 
 from flowdup.models.network import Network
+from flowdup.params import Params
 from flowdup.random import Stream
-
-Params = dict[str, Tensor]
+from flowdup.settings import check_range
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,10 @@ class HypernetworkConfig:
     normalize: bool = True  # LayerNorm of r(X) before h2: training is unstable without
     output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0
     chunk: int = 2048  # inputs that pass through h1 at once
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "hidden", "chunk"):
+            check_range(f"method.hypernetwork.{name}", getattr(self, name), 1)
 
 
 class Hypernetwork:

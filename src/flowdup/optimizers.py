@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
+from flowdup.params import Params
+from flowdup.settings import check_range
 
-Params = dict[str, Tensor]
 State = dict[str, Tensor]
 
 
@@ -31,8 +32,12 @@ class Optimizer:
     def __init__(self, config: OptimizerConfig) -> None:
         if config.name not in ("sgd", "adam"):
             raise ConfigError(f"unknown optimizer '{config.name}': use sgd or adam")
-        if not config.lr > 0:
-            raise ConfigError(f"a learning rate must be positive, not {config.lr}")
+        if not (config.lr > 0 and config.eps > 0):
+            raise ConfigError(
+                f"an optimizer's lr and eps must be positive, not {config.lr} and {config.eps}"
+            )
+        for name in ("momentum", "beta1", "beta2", "weight_decay"):
+            check_range(f"optimizer.{name}", getattr(config, name), 0, 0.999999)
         self.config = config
 
     def init(self, params: Params) -> State:

@@ -5,7 +5,9 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -13,15 +15,16 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
-from flowdup.config import read_method
 from flowdup.data.clients import ClientData, InputSpec
-from flowdup.errors import CheckpointError, FlowdupError
+from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
-from flowdup.methods import Method, Params, Parts
+from flowdup.methods import Method, MethodConfig, Params, Parts
 from flowdup.models import Weights, build_network
 from flowdup.random import Stream
 
-Inputs = Tensor | NDArray  # type: ignore[type-arg]
+Inputs = Tensor | NDArray[Any]
+
+_CHUNK = 2048  # inputs that are classified at once
 
 
 class PersonalModel(nn.Module):
@@ -29,12 +32,16 @@ class PersonalModel(nn.Module):
 
     def __init__(self, model: str, inputs: InputSpec, weights: Weights) -> None:
         super().__init__()
-        self.name, self.inputs = model, inputs
-        read = inputs.reader("cpu", torch.float32)
-        network = build_network(model, inputs.shape, inputs.classes, read)
+        self.name, self.inputs, self.read = model, inputs, inputs.reader()
+        network = build_network(model, inputs.shape, inputs.classes, self.read)
+        if network.shapes != {n: tuple(w.shape) for n, w in weights.items()}:
+            raise CheckpointError(
+                f"the weights do not fit the model '{model}' as it is defined here: use the "
+                "definition that they were made with"
+            )
         self.module = copy.deepcopy(network.module)
-        self.read = read
-        self.module.load_state_dict({n: w.to("cpu", torch.float32) for n, w in weights.items()})
+        for name, parameter in self.module.named_parameters():
+            parameter.copy_(weights[name])
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(self.read(x))
@@ -43,18 +50,18 @@ class PersonalModel(nn.Module):
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input; DataError if the inputs do not fit."""
-        logits: Tensor = self(_checked(self.inputs, x))
-        return logits.argmax(1)
+        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
+        return torch.cat([self(chunk).argmax(1) for chunk in chunks])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """One safetensors file that says what it is; `load_model` opens it."""
-        weights = dict(self.module.state_dict())
+        weights = {n: p.detach().contiguous() for n, p in self.module.named_parameters()}
         about = json.dumps({"model": self.name, "inputs": asdict(self.inputs)}, sort_keys=True)
         metadata = {"flowdup": about, "sha256": _digest(about, weights)}
-        write_atomic(path, save_tensors(weights, metadata))
+        write_atomic(Path(path), save_tensors(weights, metadata))
 
 
-def load_model(path: Path) -> PersonalModel:
+def load_model(path: str | Path) -> PersonalModel:
     try:
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -75,24 +82,24 @@ def load_model(path: Path) -> PersonalModel:
 class Federation:
     """What training leaves behind: psi, and all it takes to make any client's model."""
 
-    def __init__(self, federation: FederationSpec, method: Method, psi: Params, round: int) -> None:
-        self.federation, self.method, self.psi, self.round = federation, method, psi, round
+    def __init__(self, spec: FederationSpec, method: Method, psi: Params, round: int) -> None:
+        self.spec, self.method, self.psi, self.round = spec, method, psi, round
 
     @torch.no_grad()
     def personalize(self, x: Inputs) -> PersonalModel:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
-        x = _checked(self.federation.inputs, x)
+        x = _checked(self.spec.inputs, x)
         weights = self.method.personalize(self.psi, x, torch.ones(x.shape[0]))
-        return PersonalModel(self.federation.model, self.federation.inputs, weights)
+        return PersonalModel(self.spec.model, self.spec.inputs, weights)
 
     @torch.no_grad()
     def embedding(self, x: Inputs) -> Tensor:
         """r(X), what the hypernetwork knows of the client."""  # [embedding]
         embed = getattr(self.method, "embedding", None)
         if embed is None:
-            name = self.federation.method["name"]
+            name = self.spec.method["name"]
             raise FlowdupError(f"method '{name}' has no embedding of clients: train flowdup")
-        x = _checked(self.federation.inputs, x)
+        x = _checked(self.spec.inputs, x)
         r: Tensor = embed(self.psi, x, torch.ones(x.shape[0]))
         return r
 
@@ -101,30 +108,29 @@ def load(folder: str | Path) -> Federation:
     """Open a run folder (or the checkpoint folder inside it) and check all that can be checked."""
     folder = Path(folder)
     inside = folder / "checkpoint"
-    federation, state = load_checkpoint(inside if inside.is_dir() else folder)
-    parts = Parts(federation.model, federation.inputs, Stream(federation.seed))
-    method = read_method(federation.method).build(parts)
-    check_expansion(method, federation)
+    spec, state = load_checkpoint(inside if inside.is_dir() else folder)
+    parts = Parts(spec.model, spec.inputs, Stream(spec.seed))
+    method = MethodConfig.from_table(spec.method).build(parts)
+    spec.check(method)
     psi = {n: p.float() for n, p in state.psi.items()}
-    return Federation(federation, method, psi, state.round)
-
-
-def check_expansion(method: Method, federation: FederationSpec) -> None:
-    """Refuse a method whose theta_0 or P came out differently here."""
-    if method.fingerprint != federation.expansion_sha256:
-        raise CheckpointError(
-            "the seed gives another expansion here than where this federation was trained: use the "
-            "same version of flowdup and of the model's definition"
-        )
+    return Federation(spec, method, psi, state.round)
 
 
 def _checked(inputs: InputSpec, x: Inputs) -> Tensor:
-    tensor = x if isinstance(x, Tensor) else torch.from_numpy(x)
-    return inputs.check(ClientData(tensor)).x
+    if not isinstance(x, Tensor):
+        array = np.asarray(x)
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"inputs must be numbers, not {array.dtype}: give a tensor or an array")
+        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+            array = array.astype(array.dtype.newbyteorder("="))
+        x = torch.from_numpy(array)
+    return inputs.check(ClientData(x)).x
 
 
 def _digest(about: str, weights: Weights) -> str:
     digest = hashlib.sha256(about.encode())
     for name in sorted(weights):
-        digest.update(name.encode() + weights[name].numpy().tobytes())
+        tensor = weights[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

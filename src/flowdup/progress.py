@@ -48,13 +48,18 @@ class Rounds(_Bars):
         )
         super().__init__(Progress(*columns, console=console))
         self.task = self.progress.add_task("", total=rounds, loss="-", accuracy="-", speed="-")
+        self.start: tuple[int, float] | None = None
 
     def show(self, metrics: dict[str, Any]) -> None:
-        fields: dict[str, Any] = {"loss": f"{metrics['loss']:.4f}"}
+        loss = metrics["loss"]
+        fields: dict[str, Any] = {"loss": "-" if loss is None else f"{loss:.4f}"}
+        if self.start is None:  # a resumed run does not begin at 0
+            self.start = (metrics["round"], metrics["seconds"])
         if "validation_accuracy" in metrics:
             fields["accuracy"] = f"{metrics['validation_accuracy']:.2f} %"
-        speed = self.progress.tasks[0].speed
-        fields["speed"] = f"{speed:.1f}" if speed else "-"
+        elapsed = metrics["seconds"] - self.start[1]
+        if elapsed > 0:
+            fields["speed"] = f"{(metrics['round'] - self.start[0]) / elapsed:.1f}"
         self.progress.update(self.task, completed=metrics["round"], **fields)
 
 
@@ -63,7 +68,7 @@ class Jobs(_Bars):
 
     def __init__(self, console: Console, rounds: dict[str, int]) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -82,7 +87,7 @@ class Jobs(_Bars):
         self.watcher.join()
         super().__exit__(*error)
 
-    def done(self, folder: str) -> None:
+    def done(self) -> None:
         self.progress.advance(self.total)
 
     def _watch(self) -> None:
@@ -100,7 +105,7 @@ class Jobs(_Bars):
 class Downloads(_Bars):
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TimeRemainingColumn(),

@@ -26,7 +26,10 @@ def _commit() -> str:
     """Of the source tree; FLOWDUP_COMMIT names it where a copy has no history."""
     if told := os.environ.get("FLOWDUP_COMMIT"):
         return told
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # installed: a repository around it is somebody else's
+        return "unknown"
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -8,26 +8,26 @@ report.html     curves, accuracy, settings
 """
 
 import json
+import math
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
-from flowdup.config import Config, method_table, read_config, to_toml
+from flowdup.config import Config, read_config, read_toml
 from flowdup.data import Population, load_population
 from flowdup.engines import Engine, build_engine
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
 from flowdup.methods import Method, Parts
-from flowdup.personalize import check_expansion
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import write_report
-from flowdup.server import ServerState, initial_state, train
+from flowdup.server import ServerState, check_clients, initial_state, train
+from flowdup.settings import to_toml
 
 Metrics = dict[str, Any]
 
@@ -43,18 +43,17 @@ class Simulation:
         parts = Parts(config.model, inputs, self.stream, self.device, self.dtype)
         self.method: Method = config.method.build(parts)
         self.engine: Engine = build_engine(config.engine, self.method, config.client)
-        table = method_table(config.method)
-        self.federation = FederationSpec(
-            config.seed, config.model, table, inputs, self.method.fingerprint
+        self.federation = FederationSpec.of(
+            config.seed, config.model, config.method.table(), inputs, self.method
         )
 
     def initial_state(self) -> ServerState:
         return initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
 
     def load_state(self, folder: Path) -> ServerState:
-        federation, state = load_checkpoint(folder)
-        if federation != self.federation:
-            check_expansion(self.method, federation)
+        spec, state = load_checkpoint(folder)
+        if spec != self.federation:
+            spec.check(self.method)
             raise CheckpointError(f"{folder} belongs to another federation: choose another folder")
 
         def here(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +68,13 @@ class Simulation:
             config.server, self.method, self.engine, clients.train, state, self.stream
         ):
             number = result.state.round
-            metrics: Metrics = {"round": number, "loss": float(result.loss)}
+            loss = float(result.loss)
+            metrics: Metrics = {"round": number, "loss": loss if math.isfinite(loss) else None}
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
             if due and clients.validation:
-                metrics["validation_accuracy"] = transductive_accuracy(
-                    self.engine, result.state.psi, clients.validation
-                )
+                accuracy = transductive_accuracy(self.engine, result.state.psi, clients.validation)
+                if accuracy is not None:
+                    metrics["validation_accuracy"] = accuracy
             yield result.state, metrics
 
 
@@ -95,6 +95,7 @@ def train_run(
         _check_continues(config, read_run_config(out))
     simulation = Simulation(config, population)
     state = simulation.load_state(checkpoint) if started else simulation.initial_state()
+    check_clients(config.server, simulation.method, simulation.population.train)
     write_atomic(out / "config.toml", to_toml(config).encode())
     before = _keep_metrics(metrics_file, state.round)
     start = time.monotonic() - before
@@ -128,12 +129,9 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
 
 def read_run_config(out: Path) -> Config:
     path = out / "config.toml"
-    try:
-        return read_config(tomllib.loads(path.read_text()))
-    except OSError:
-        raise CheckpointError(f"{out} is not a run folder: it has no config.toml") from None
-    except tomllib.TOMLDecodeError as error:
-        raise CheckpointError(f"{path} is not valid TOML: {error}") from None
+    if not path.is_file():
+        raise CheckpointError(f"{out} is not a run folder: it has no config.toml")
+    return read_config(read_toml(path))
 
 
 def _check_continues(new: Config, old: Config) -> None:
@@ -154,13 +152,13 @@ def _check_continues(new: Config, old: Config) -> None:
 def _keep_metrics(path: Path, last: int) -> float:
     """Drop lines after the checkpoint, and a half-written one; the seconds spent until then."""
     kept: list[Metrics] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             metrics = json.loads(line)
-        except ValueError:
+            if metrics["round"] <= last:
+                kept.append(metrics)
+        except (ValueError, KeyError, TypeError):
             break
-        if metrics["round"] <= last:
-            kept.append(metrics)
     write_atomic(path, "".join(json.dumps(m) + "\n" for m in kept).encode())
     return float(kept[-1]["seconds"]) if kept else 0.0
 

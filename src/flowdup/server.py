@@ -14,6 +14,7 @@ from flowdup.errors import ConfigError, TrainingError
 from flowdup.methods import Method, Params
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.random import Stream
+from flowdup.settings import check_range
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,11 @@ class ServerConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.cohort < 1:
-            raise ConfigError(
-                "server.rounds and server.cohort must be at least 1, not "
-                f"{self.rounds} and {self.cohort}"
-            )
-        if not (0 <= self.alpha <= 1 and 0 <= self.decay <= 1):
-            raise ConfigError(
-                "server.alpha and server.decay must lie between 0 and 1, not "
-                f"{self.alpha} and {self.decay}"
-            )
+        check_range("server.rounds", self.rounds, 1)
+        check_range("server.cohort", self.cohort, 1)
+        check_range("server.alpha", self.alpha, 0, 1)
+        check_range("server.decay", self.decay, 0, 1)
+        Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
     def rate(self, round: int) -> float:
         """What the learning rate is multiplied by: 1, then falling linearly."""
@@ -96,6 +92,11 @@ def sample_cohort(
     return cohort
 
 
+def check_clients(config: ServerConfig, method: Method, clients: Sequence[ClientData]) -> None:
+    """Refuse clients of which no cohort can be drawn."""
+    sample_cohort(config, _labeled(clients), method.learns_unlabeled, Stream(0))
+
+
 def train(
     config: ServerConfig,
     method: Method,
@@ -105,7 +106,7 @@ def train(
     stream: Stream,
 ) -> Iterator[Round]:
     """Yield every round from `state.round + 1` to `config.rounds`."""
-    labeled = np.array([client.labeled for client in clients])
+    labeled = _labeled(clients)
     optimizer = Optimizer(config.optimizer)
     for number in range(state.round + 1, config.rounds + 1):
         chosen = sample_cohort(
@@ -117,3 +118,7 @@ def train(
         psi, memory = optimizer.step(state.psi, gradient, state.optimizer, config.rate(number))
         state = ServerState(number, psi, memory)
         yield Round(state, update.loss)
+
+
+def _labeled(clients: Sequence[ClientData]) -> NDArray[np.bool_]:
+    return np.array([client.labeled for client in clients])

@@ -32,6 +32,14 @@ ROWS = {
     "age": [40, 50, 40, 51, 60],
 }
 
+TIMES = [
+    pa.timestamp("ns"),
+    pa.timestamp("us", "UTC"),
+    pa.date32(),
+    pa.time64("ns"),
+    pa.duration("ns"),
+]
+
 
 def table(**changes: object) -> pa.Table:
     return pa.table({**ROWS, **changes})
@@ -87,6 +95,20 @@ def test_sub_folders_are_the_groups(tmp_path):
     }
 
 
+def test_a_client_in_two_groups_is_refused(tmp_path):
+    for group in ("train", "test"):
+        (tmp_path / "folder" / group).mkdir(parents=True)
+        np.savez(tmp_path / "folder" / group / "bo.npz", x=np.ones((1, 2)))
+        parquet(tmp_path / "table" / group / "1.parquet", table()[:1])
+    said = "is in train and in test: keep it in one of them"
+    for action in (
+        lambda: read_folder(tmp_path / "folder"),
+        lambda: read_table(tmp_path / "table", "who", None, ["picture"]),
+    ):
+        message = refused(action)
+        assert message.startswith("client 'bo' of ") and said in message
+
+
 @pytest.mark.parametrize("kind", [np.int64, np.uint16, np.float16, np.float64, np.bool_, ">f4"])
 def test_numbers_other_than_uint8_become_float32(kind, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([[0, 1]], kind))
@@ -108,8 +130,13 @@ def test_what_is_read_passes_the_check_of_the_federation(tmp_path):
         ({"x": np.array(["a", "b"])}, "store them as numbers"),
         ({"x": np.ones(3, complex)}, "store them as numbers"),
         ({"x": np.array(3.0)}, "one row per point"),
+        ({"x": np.ones(3)}, "inputs of shape (3,): store an array with one row per point"),
+        ({"x": np.ones((3, 0))}, "of at least one number"),
+        ({"x": np.ones((3, 2, 0), np.uint8)}, "of at least one number"),
+        ({"x": np.ones((3, 1)), "y": np.ones(0, int)}, "shape (0,): store one whole number per"),
+        ({"x": np.ones((3, 1)), "y": np.ones((3, 1), int)}, "one whole number per point (3)"),
         ({"x": np.array([{}], object)}, "allow_pickle=False"),
-        ({"x": np.ones(3), "y": np.ones(3)}, "labels of type float64"),
+        ({"x": np.ones((3, 1)), "y": np.ones(3)}, "labels of type float64"),
     ],
 )
 def test_a_client_that_cannot_be_read_is_named(arrays, said, tmp_path):
@@ -147,11 +174,11 @@ def test_rows_are_grouped_by_client_in_order_of_appearance(store, tmp_path):
 
 
 def test_a_dictionary_of_datasets_has_groups(tmp_path):
-    saved(tmp_path / "train", table()[:2])
-    saved(tmp_path / "validation", table()[2:])
+    saved(tmp_path / "train", table()[:4])
+    saved(tmp_path / "validation", table()[4:])
     groups = read_table(tmp_path, "who", None, ["picture"])
     names = {group: [client.name for client in clients] for group, clients in groups.items()}
-    assert names == {"train": ["bo", "al"], "validation": ["bo", "al", "cy"]}
+    assert names == {"train": ["bo", "al"], "validation": ["cy"]}
 
 
 def test_columns_that_do_not_vary_within_a_client_are_its_traits(tmp_path):
@@ -189,6 +216,16 @@ def test_tensors_and_categories_are_read(tmp_path):
     bo, al, _ = read_table(path, "who", None, ["tensor"], shape=(2, 2))["all"]
     assert (bo.name, al.name) == ("bo", "al")
     assert bo.x.tolist() == [[[0, 1], [2, 3]], [[8, 9], [10, 11]]]
+
+
+@pytest.mark.parametrize("kind", TIMES)
+def test_times_are_neither_labels_nor_inputs_and_disturb_nothing_elsewhere(kind, tmp_path):
+    path = parquet(tmp_path / "t.parquet", table(when=pa.array([1, 2, 1, 2, 3], kind)))
+    assert "has labels of type" in refused(lambda: read_table(path, "who", "when", ["picture"]))
+    assert "has inputs of type" in refused(lambda: read_table(path, "who", None, ["when"]))
+    assert "when" not in read_table(path, "who", None, ["picture"])["all"][0].traits
+    names = [client.name for client in read_table(path, "when", None, ["picture"])["all"]]
+    assert len(set(names)) == 3
 
 
 @pytest.mark.parametrize("labels", [pa.nulls(5), pa.array([None] * 5, pa.uint8())])
@@ -240,6 +277,11 @@ def test_a_shape_that_does_not_fit_is_refused(tmp_path):
     assert "points of 4 values" in message
     message = refused(lambda: read_table(path, "who", None, ["picture", "width"]))
     assert "one column of lists" in message
+
+
+def test_points_without_a_value_are_refused(tmp_path):
+    path = parquet(tmp_path / "t.parquet", table(picture=pa.array([[]] * 5, pa.list_(pa.int8()))))
+    assert "of at least one number" in refused(lambda: read_table(path, "who", None, ["picture"]))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty", "other columns", "state"])
@@ -324,6 +366,8 @@ def test_inputs_that_cannot_be_read_are_refused(tmp_path):
     np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
     np.save(tmp_path / "words.npy", np.array(["a"]))
     np.save(tmp_path / "scalar.npy", np.array(1.0))
+    np.save(tmp_path / "flat.npy", np.ones(3))
+    np.save(tmp_path / "hollow.npy", np.ones((3, 0)))
     (tmp_path / "text.npz").write_text("hello")
     np.save(tmp_path / "short.npy", np.ones((100, 100)))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-1])
@@ -332,6 +376,8 @@ def test_inputs_that_cannot_be_read_are_refused(tmp_path):
         "two.npz": "has a, b but no array x",
         "words.npy": "store them as numbers",
         "scalar.npy": "one row per point",
+        "flat.npy": "one row per point",
+        "hollow.npy": "of at least one number",
         "text.npz": "no readable NumPy file",
         "short.npy": "no readable NumPy file",
         "none.npz": "has nothing but no array x",

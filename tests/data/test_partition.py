@@ -1,4 +1,4 @@
-from dataclasses import replace
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowdup.data import DataConfig, load_population
 from flowdup.data.clients import ClientData
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.errors import ConfigError
@@ -93,50 +92,20 @@ def test_oblong_images_turn_by_180_degrees_only() -> None:
     assert make_clients(Recipe(5, 0, (180,)), oblong, Y[:10], 1, Stream(0).child("x"))
 
 
-DIGITS = DataConfig(
-    points=20, overlap=True, train_clients=40, validation_clients=10, test_clients=10
-)
+def test_overlapping_clients_have_one_lane_each_and_are_drawn_one_at_a_time() -> None:
+    y = torch.zeros(20_000, dtype=torch.int64)
+    x = torch.arange(20_000).reshape(-1, 1, 1, 1)
+    stream = Stream(0).child("group")
+    tracemalloc.start()
+    made = make_clients(Recipe(10, overlap=True), x, y, 50, stream)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    lanes = stream.child("points").lanes(0, 50, 20_000)
+    chosen = np.argsort(lanes, axis=1, kind="stable")[:, :10]
+    assert [c.x.flatten().tolist() for c in made] == chosen.tolist()
+    assert peak < 3 * 2**20  # all 50 lanes at once take 27 MiB
 
 
-def images(clients: list[ClientData]) -> set[bytes]:
-    return {x.numpy().tobytes() for c in clients for x in c.x}
-
-
-def test_groups_of_clients_share_no_image() -> None:
-    found = load_population(DIGITS, Stream(0))
-    groups = [images(list(g)) for g in (found.train, found.validation, found.test)]
-    assert [len(g) for g in (found.train, found.validation, found.test)] == [40, 10, 10]
-    assert not groups[0] & groups[1] and not groups[0] & groups[2] and not groups[1] & groups[2]
-
-
-@pytest.mark.parametrize(("share", "labeled"), [(0.05, 2), (0.5, 20), (1.0, 40), (0.0, 0)])
-def test_a_share_p_of_the_training_clients_keeps_its_labels(share: float, labeled: int) -> None:
-    found = load_population(replace(DIGITS, labeled_fraction=share), Stream(0))
-    assert sum(c.labeled for c in found.train) == labeled
-    assert all(c.y is None for c in found.train if not c.labeled)
-    assert all(c.labeled for c in [*found.validation, *found.test])
-
-
-def test_pools_have_all_classes_in_proportion() -> None:
-    """Else the rarest class of a small pool could not serve all clients that draw it."""
-    config = replace(DIGITS, points=40, classes_per_client=2, validation_clients=10)
-    for seed in range(5):
-        found = load_population(config, Stream(seed))
-        labels = np.concatenate([c.y for c in found.validation if c.y is not None])
-        assert set(np.bincount(labels, minlength=10)) == {40}
-
-
-def test_without_overlap_all_images_are_dealt_out() -> None:
-    config = DataConfig(points=13, validation_clients=10, test_clients=10)
-    found = load_population(config, Stream(0))
-    assert len(found.train) == 90
-    assert len(images(list(found.train))) <= 90 * 13
-
-
-def test_unknown_sources_and_shares_are_refused() -> None:
-    with pytest.raises(ConfigError, match="use one of digits, mnist"):
-        load_population(DataConfig("imagenet"), Stream(0))
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        load_population(DataConfig(labeled_fraction=1.5), Stream(0))
-    with pytest.raises(ConfigError, match="no training client"):
-        load_population(DataConfig(points=1000), Stream(0))
+@given(st.integers(0, 2), st.booleans())
+def test_no_clients_are_made_of_no_images(classes: int, overlap: bool) -> None:
+    assert make_clients(Recipe(20, classes, (0, 90), overlap), X[:0], Y[:0], 0, Stream(0)) == []

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from flowdup.data.fetch import fetch
 from flowdup.data.sources import (
@@ -298,6 +299,18 @@ def test_digits_are_split_in_their_order_and_fill_the_range(tmp_path):
     assert find("digits", tmp_path) == verify("digits", tmp_path)
 
 
+@pytest.mark.parametrize("damage", ["pixel", "label", "image"])
+def test_digits_that_scikit_learn_bundles_otherwise_are_refused(damage, monkeypatch):
+    bundle = load_digits()
+    if damage == "image":
+        bundle.data = bundle.data[:-1]
+    else:
+        (bundle.data[5] if damage == "pixel" else bundle.target)[20] += 1
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda: bundle)
+    for action in (load_images, verify):
+        assert "reinstall scikit-learn" in refused(lambda action=action: action("digits"))
+
+
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
 def test_the_sizes_of_a_known_set_fit_its_images(name):
     known = SOURCES[name]
@@ -377,6 +390,13 @@ def test_fetch_leaves_good_files_and_replaces_corrupt_ones(shelf, tmp_path):
     write(tmp_path / "small-mnist", {**PACKED, first: PACKED[first][:-9]})
     fetch(replace(SMALL_MNIST, url=shelf.url), tmp_path, silent)
     assert shelf.asked == [first]
+
+
+@every_form
+def test_fetch_downloads_nothing_if_any_good_form_is_there(small, files, shelf, tmp_path):
+    write(tmp_path, files)
+    assert fetch(replace(small, url=shelf.url), tmp_path, silent) == find(small, tmp_path)
+    assert shelf.asked == []
 
 
 @pytest.mark.parametrize("trouble", ["not found", "corrupt", "interrupted"])

@@ -172,7 +172,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"round": 7, "lo')  # what a kill in the middle of a line leaves
     continued = good("train", "--resume", "--out", out, "--json").splitlines()
-    first = json.loads(continued[0])["round"]
+    first = json.loads(continued[0])["round"] if continued else 7  # the last round was saved
     assert rounds_before // 2 * 2 + 1 <= first <= 7
     assert tensors(out) == tensors(run)
     told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -181,18 +181,22 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert [m["loss"] for m in told] == [m["loss"] for m in straight]
 
 
-def test_kills_at_random_moments_lose_nothing(tmp_path: Path, run: Path) -> None:
+def test_a_run_killed_again_and_again_loses_nothing(tmp_path: Path, run: Path) -> None:
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "flowdup", "train", "digits", *SMALL, "--out", str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for moment in (2.5, 3.0, 3.5):
+    metrics = out / "metrics.jsonl"
+    for lines in (0, 1, 4):
         process = subprocess.Popen(
             [*command, "--resume"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment,
         )
-        time.sleep(moment)
+        while process.poll() is None and not (
+            metrics.exists() and len(metrics.read_bytes().splitlines()) > lines
+        ):
+            time.sleep(0.002)
         process.kill()
         _, errors = process.communicate()
         assert errors == b""
@@ -237,6 +241,24 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "no trait 'color'" in refused("embed", run, "--by", "color")
     assert "--group is" in refused("embed", run, "--group", "all")
     assert "give a preset" in refused("train", "--out", out)
+    assert "reads images [channels, height, width]" in refused(
+        "train", "digits", "--set=model=cnn", "--set=data.source=folder", "--out", out,
+        f"--set=data.path={_floats(tmp_path / 'clients')}", "--set=data.validation_clients=1",
+        "--set=data.test_clients=1",
+    )  # fmt: skip
+    assert not out.exists()
+    assert "[/foo]" in refused("train", "digits", "--set=[/foo]", "--out", out)
+    assert "could not write" in refused("train", "digits", *SMALL, "--out", images)
+    assert "folder" in refused("personalize", run, "--input", images, "--out", "/")
+    assert images.exists()
+    assert "--import nothing" in refused("--import", "nothing", "data", "list")
+
+
+def _floats(folder: Path) -> Path:
+    folder.mkdir()
+    for i in range(4):
+        np.savez(folder / f"{i}.npz", x=np.zeros((3, 4), np.float32), y=[0, 1, 1])
+    return folder
 
 
 def test_a_flipped_byte_in_a_checkpoint_stops_every_command(
@@ -283,6 +305,18 @@ def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:
         good("--import", "mynets", "embed", out, "--group", "train", "--json", cwd=tmp_path)
     )
     assert told["by"] == "region"
+    study = tmp_path / "study.toml"
+    study.write_text(
+        (tmp_path / "mine.toml").read_text() + "[compare]\nseeds = [0]\n"
+        "[compare.variants.one.grid]\n'server.cohort' = [2, 3]\n"
+    )
+    summary = last(
+        good("--import", "mynets", "compare", study, "--out", "two", "--json", cwd=tmp_path)
+    )
+    assert set(summary) == {"one/server.cohort=2", "one/server.cohort=3"}
+    assert "no validation clients" in refused(
+        "--import", "mynets", "embed", out, "--set=data.validation_clients=0", cwd=tmp_path
+    )
     np.savez(folder / "site-1.npz", x=np.full((10, 4), np.inf, np.float32))
     told = refused("--import", "mynets", "train", "mine.toml", "--out", "r2", cwd=tmp_path)
     assert "client 'site-1' has NaN or infinite" in told

@@ -1,15 +1,14 @@
 """Clients and what their inputs look like."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowdup.errors import DataError
 
 Trait = str | int | float
-Reader = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,10 @@ class InputSpec:
         """The client, with x and y in the right types; DataError if it does not fit."""
         who = f"client '{client.name}'" if client.name else "the client"
         x, y = client.x, client.y
+        if x.ndim < 2:
+            raise DataError(
+                f"{who} has inputs of shape {tuple(x.shape)}: give an array with one row per point"
+            )
         if len(client) == 0:
             raise DataError(f"{who} is empty: give it at least one point or leave it out")
         if tuple(x.shape[1:]) != self.shape:
@@ -91,17 +94,28 @@ class InputSpec:
             )
         return y
 
-    def reader(self, device: torch.device | str, dtype: torch.dtype) -> Reader:
-        """How networks read stored inputs [n, *shape]: one product and one sum per channel."""
-        unit = 1 / 255 if self.dtype == "uint8" else 1.0
-        mean, std = self.mean or (0.0,), self.std or (1.0,)
-        per_channel = (-1, *(1 for _ in self.shape[1:]))
-        scale = torch.tensor([unit / s for s in std], dtype=dtype, device=device)
-        shift = torch.tensor(
-            [-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=device
-        )
-        scale, shift = scale.reshape(per_channel), shift.reshape(per_channel)
-        return lambda x: x.to(device, dtype) * scale + shift
+    def reader(self) -> "Reader":
+        return Reader(self)
+
+
+class Reader(nn.Module):
+    """How networks read stored inputs [n, *shape]: one product and one sum per channel."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, inputs: InputSpec) -> None:
+        super().__init__()
+        unit = 1 / 255 if inputs.dtype == "uint8" else 1.0
+        mean, std = inputs.mean or (0.0,), inputs.std or (1.0,)
+        per_channel = (-1, *(1 for _ in inputs.shape[1:]))
+        scale = torch.tensor([unit / s for s in std]).reshape(per_channel)
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).reshape(per_channel)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.scale.device, self.scale.dtype) * self.scale + self.shift
 
 
 @dataclass(frozen=True)

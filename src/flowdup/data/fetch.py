@@ -4,6 +4,7 @@ import http.client
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -23,6 +24,8 @@ def fetch(source: str | Source, folder: Path | None, progress: Progress) -> Path
     leaves nothing behind and raises DataError.  Good files that are there are not fetched again.
     """
     source, folder = named(source), folder or data_folder()
+    with suppress(DataError):
+        return verify(source, folder)
     for name in source.downloads:
         target = folder / source.places[0] / name
         if not _good(source, target):

@@ -33,7 +33,8 @@ def read_folder(path: Path) -> Clients:
     Sub-folders `train`, `validation` and `test` are the groups; without `train`, the folder itself
     is one group, "all".  A client is named after its file.
     """
-    return {group: _read_group(folder) for group, folder in _groups(path).items()}
+    clients = {group: _read_group(folder) for group, folder in _groups(path).items()}
+    return _apart(clients, path)
 
 
 def read_table(
@@ -55,7 +56,7 @@ def read_table(
     for group, folder in _groups(path).items():
         table = _Table(_read_arrow(folder), folder)
         clients[group] = table.clients(client_column, label_column, input_columns, shape)
-    return clients
+    return _apart(clients, path)
 
 
 def read_inputs(path: Path) -> Tensor:
@@ -68,7 +69,7 @@ def read_inputs(path: Path) -> Tensor:
     if "x" not in arrays and len(arrays) != 1:
         raise DataError(f"{path} has {_names(arrays)} but no array x: store the inputs as x")
     x = arrays["x"] if "x" in arrays else next(iter(arrays.values()))
-    if isinstance(x, np.memmap) and x.ndim and x.dtype in _MAPPABLE:
+    if isinstance(x, np.memmap) and x.ndim > 1 and x.size and x.dtype in _MAPPABLE:
         with warnings.catch_warnings(action="ignore"):  # torch's, that the memory is read-only
             return torch.from_numpy(x)
     return _inputs(x, str(path))
@@ -100,6 +101,19 @@ def _groups(path: Path) -> dict[str, Path]:
     return {group: path / group for group in groups if (path / group).is_dir()}
 
 
+def _apart(clients: Clients, path: Path) -> Clients:
+    """The same clients, each known to stand in one group only."""
+    group_of: dict[str, str] = {}
+    for group, members in clients.items():
+        for client in members:
+            if (other := group_of.setdefault(client.name, group)) != group:
+                raise DataError(
+                    f"client '{client.name}' of {path} is in {other} and in {group}: keep it in "
+                    "one of them, or rename one if they are two clients"
+                )
+    return clients
+
+
 def _read_group(folder: Path) -> list[ClientData]:
     files = sorted(folder.glob("*.npz"))
     if not files:
@@ -112,7 +126,7 @@ def _read_client(file: Path) -> ClientData:
     if "x" not in arrays:
         raise DataError(f"{file} has {_names(arrays)} but no array x: store the inputs as x")
     x = _inputs(arrays.pop("x"), str(file))
-    y = _labels(arrays.pop("y"), str(file)) if "y" in arrays else None
+    y = _labels(arrays.pop("y"), len(x), str(file)) if "y" in arrays else None
     scalars = {name: a for name, a in arrays.items() if a.ndim == 0 and a.dtype.kind in "biufU"}
     return ClientData(x, y, file.stem, {name: a.item() for name, a in scalars.items()})
 
@@ -121,18 +135,20 @@ def _inputs(x: Array, where: str) -> Tensor:
     """uint8 stays as it is, other numbers become float32."""
     if x.dtype.kind not in _NUMBERS:
         raise DataError(f"{where} has inputs of type {x.dtype}: store them as numbers")
-    if x.ndim == 0:
+    if x.ndim < 2 or 0 in x.shape[1:]:
         raise DataError(
-            f"{where} has a single number as its inputs: store an array, one row per point"
+            f"{where} has inputs of shape {x.shape}: store an array with one row per point, of at "
+            "least one number"
         )
     with np.errstate(over="ignore"):  # becomes infinite, which InputSpec.check reports
         return torch.from_numpy(np.array(x, np.uint8 if x.dtype == np.uint8 else np.float32))
 
 
-def _labels(y: Array, where: str) -> Tensor:
-    if y.dtype.kind not in "biu":
+def _labels(y: Array, points: int, where: str) -> Tensor:
+    if y.dtype.kind not in "biu" or y.shape != (points,):
         raise DataError(
-            f"{where} has labels of type {y.dtype}: store whole numbers from 0 on, -1 for no label"
+            f"{where} has labels of type {y.dtype} and shape {y.shape}: store one whole number per "
+            f"point ({points}), from 0 on, -1 for no label"
         )
     return torch.from_numpy(y.astype(np.int64))
 
@@ -224,7 +240,9 @@ class _Table:
 
     def labels(self, name: str) -> Tensor:
         column = self.column(name)
-        if _kind(column.type) not in "biu" and column.null_count < len(column):
+        if column.null_count == len(column):
+            return torch.full((len(column),), -1)
+        if _kind(column.type) not in "biu":
             raise self.error(
                 name, f"has labels of type {column.type}", "store whole numbers from 0 on"
             )
@@ -233,7 +251,8 @@ class _Table:
     def add_traits(
         self, traits: list[dict[str, Trait]], name: str, order: Array, starts: Array
     ) -> None:
-        if self.column(name).type.num_fields:  # lists and structs are no traits
+        kind = self.column(name).type
+        if kind.num_fields or _kind(kind) == "M":  # lists, structs and times are no traits
             return
         codes, values = self.codes(name)
         low, high = (best.reduceat(codes[order], starts) for best in (np.minimum, np.maximum))
@@ -246,6 +265,8 @@ class _Table:
         column = self.column(name)
         if column.type.num_fields:
             raise self.error(name, f"has values of type {column.type}", "give a column of names")
+        if _kind(column.type) == "M":  # as Python objects, some of these ask for pandas
+            column = column.cast("string")
         encoded = column.dictionary_encode().combine_chunks()
         return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
 
@@ -286,6 +307,11 @@ class _Table:
 
 
 def _kind(arrow_type: Any) -> str:
+    """numpy's letter for a type: b, i, u, f, M for any time or date, O for what it lacks."""
+    from pyarrow.types import is_temporal  # noqa: PLC0415  (an optional dependency)
+
+    if is_temporal(arrow_type):  # numpy's own type may be asked of pandas
+        return "M"
     try:
         return str(np.dtype(arrow_type.to_pandas_dtype()).kind)
     except NotImplementedError:

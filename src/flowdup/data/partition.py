@@ -29,6 +29,8 @@ def make_clients(
     recipe: Recipe, x: Tensor, y: Tensor, clients: int, stream: Stream
 ) -> list[ClientData]:
     """Clients by a recipe from images x [n, channels, height, width] and labels y [n]."""
+    if not clients:
+        return []
     if recipe.classes_per_client:
         parts = _by_class(recipe, y.numpy(), clients, stream)
     else:
@@ -60,9 +62,8 @@ def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -
             "lower the number of clients or data.points, or set data.overlap to true"
         )
     if overlap:
-        return [
-            pool[np.argsort(w, kind="stable")[:size]] for w in stream.lanes(0, hands, pool.size)
-        ]
+        lanes = (stream.lanes(hand, 1, pool.size)[0] for hand in range(hands))  # one in memory
+        return [pool[np.argsort(words, kind="stable")[:size]] for words in lanes]
     return list(pool[stream.permutation(pool.size)[: hands * size]].reshape(hands, size))
 
 

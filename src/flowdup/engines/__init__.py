@@ -10,6 +10,7 @@ from flowdup.engines.batched import BatchedEngine
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
 from flowdup.methods import Method
+from flowdup.settings import check_range
 
 __all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "build_engine"]
 
@@ -23,16 +24,18 @@ class EngineConfig:
     dtype: str = "float32"  # float32 or float64
     clients_at_once: int = 0  # batched: 0 runs the whole cohort together
 
+    def __post_init__(self) -> None:
+        check_range("engine.clients_at_once", self.clients_at_once, 0)
+
     def torch_device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise ConfigError(f"unknown device '{self.device}': use auto, cpu or cuda") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
+        known = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        if self.device not in known:
+            raise ConfigError(f"unknown device '{self.device}': use auto, {', '.join(known)}")
+        if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("no CUDA device is available: set engine.device to cpu")
-        return device
+        return torch.device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
         if self.dtype not in ("float32", "float64"):

@@ -16,6 +16,8 @@ from flowdup.engines.base import Question, local_batches, on_device
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
+_POINTS = 40_000  # that go through personalised models at once
+
 
 class BatchedEngine:
     def __init__(
@@ -48,17 +50,31 @@ class BatchedEngine:
             weights = self.method.personalize(params, x, present)
             return self.method.f(weights, query).argmax(1)
 
-        answers: list[Tensor] = []
-        for lanes in self._split(len(questions)):
+        answers: dict[int, Tensor] = {}
+        for lanes in self._alike(questions):
             group = [questions[i] for i in lanes]
             present = _pad([torch.ones(q.x.shape[0], dtype=self.dtype) for q in group])
             inputs = (_pad([q.x for q in group]), present, _pad([q.query for q in group]))
             found = vmap(answer)(*(t.to(self.device) for t in inputs)).cpu()
-            answers += [row[: q.query.shape[0]] for row, q in zip(found, group, strict=True)]
-        return answers
+            for i, row in zip(lanes, found, strict=True):
+                answers[i] = row[: questions[i].query.shape[0]]
+        return [answers[i] for i in range(len(questions))]
+
+    def _alike(self, questions: Sequence[Question]) -> Iterator[list[int]]:
+        """Questions of like size together, so that little is padded and memory stays bounded."""
+        sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
+        limit = self.clients_at_once or len(questions)
+        group: list[int] = []
+        for i in sorted(range(len(questions)), key=sizes.__getitem__, reverse=True):
+            if group and (len(group) == limit or sizes[group[0]] * (len(group) + 1) > _POINTS):
+                yield group
+                group = []
+            group.append(i)
+        if group:
+            yield group
 
     def _split(self, members: int) -> Iterator[range]:
-        size = self.clients_at_once or max(members, 1)
+        size = self.clients_at_once or members
         for start in range(0, members, size):
             yield range(start, min(start + size, members))
 

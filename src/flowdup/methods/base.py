@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from flowdup.models.network import Network, Weights
+from flowdup.params import Params
 from flowdup.random import Stream
-
-Params = dict[str, Tensor]
 
 
 class Batch(NamedTuple):

@@ -13,7 +13,8 @@ Sent each way and round: psi, that is h1, h2 and psi_r.  theta_0 and P come from
 
 Departures, each a setting: L is the mean over the half-batch (`reduction = "sum"` is the paper's
 algorithm 2; lambda then counts per point), r(X) is normalised before h2, h2's last layer starts
-small, rows of P are scaled per layer.
+small, rows of P are scaled per layer, and clients clip their gradient (`client.clip`): without, the
+first rounds are so violent that h1 forgets how clients differ.
 """
 
 from dataclasses import dataclass, field
@@ -23,10 +24,12 @@ from torch import Tensor
 
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
-from flowdup.methods.base import Batch, Params, mean_loss
+from flowdup.methods.base import Batch, mean_loss
 from flowdup.methods.parts import Parts
 from flowdup.models.network import Weights
+from flowdup.params import Params
 from flowdup.random import Stream
+from flowdup.settings import check_range
 from flowdup.subspace import SubspaceConfig
 
 
@@ -37,13 +40,16 @@ class FLowDUPConfig:
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
     hypernetwork: HypernetworkConfig = field(default_factory=HypernetworkConfig)
 
+    def __post_init__(self) -> None:
+        check_range("method.regularization", self.regularization, 0)
+        if self.reduction not in ("mean", "sum"):
+            raise ConfigError(f"method.reduction is 'mean' or 'sum', not '{self.reduction}'")
+
 
 class FLowDUP:
     learns_unlabeled = True
 
     def __init__(self, config: FLowDUPConfig, parts: Parts) -> None:
-        if config.reduction not in ("mean", "sum"):
-            raise ConfigError(f"method.reduction is 'mean' or 'sum', not '{config.reduction}'")
         self.config = config
         self.f = parts.f
         self.subspace = parts.subspace(config.subspace)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flowdup.methods.base import Batch, Params, mean_loss
+from flowdup.methods.base import Batch, mean_loss
 from flowdup.methods.parts import Parts
 from flowdup.models.network import Weights
+from flowdup.params import Params
 from flowdup.random import Stream
 from flowdup.subspace import SubspaceConfig
 

@@ -25,8 +25,10 @@ class Parts:
 
     def network(self, name: str, outputs: int) -> Network:
         """A network over the clients' inputs; an empty name means the model's."""
-        read = self.spec.reader(self.device, self.dtype)
-        return build_network(name or self.model, self.spec.shape, outputs, read)
+        read = self.spec.reader().to(self.device, self.dtype)
+        network = build_network(name or self.model, self.spec.shape, outputs, read)
+        network.module.to(self.device, self.dtype)  # its buffers
+        return network
 
     def subspace(self, config: SubspaceConfig) -> Subspace:
         return Subspace(config, self.f, self.stream, self.device, self.dtype)

@@ -5,7 +5,9 @@ an `nn.Module` from inputs [n, *shape] to [n, outputs].  The same name serves as
 classes) and as h1 (outputs = width of the embedding).
 """
 
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -14,7 +16,14 @@ from flowdup.models.cnn import cnn, cnn_mcmahan, cnn_small, mlp
 from flowdup.models.network import Factory, Network, Weights
 from flowdup.models.resnet import resnet18
 
-__all__ = ["Network", "Weights", "build_network", "model_names", "register_model"]
+__all__ = [
+    "Network",
+    "Weights",
+    "build_network",
+    "import_models",
+    "model_names",
+    "register_model",
+]
 
 _FACTORIES: dict[str, Factory] = {
     "cnn": cnn,
@@ -30,6 +39,18 @@ def register_model(name: str, factory: Factory) -> None:
     if name in _FACTORIES and _FACTORIES[name] is not factory:
         raise ConfigError(f"a model named '{name}' exists already: choose another name")
     _FACTORIES[name] = factory
+
+
+def import_models(modules: Sequence[str]) -> None:
+    """Import modules of the user's, which register models."""
+    sys.path.insert(0, "")
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever a user's module may raise
+            raise ConfigError(
+                f"--import {module} failed with {error!r}: mend the module"
+            ) from error
 
 
 def model_names() -> list[str]:

@@ -30,7 +30,7 @@ class Network:
     read: Callable[[Tensor], Tensor]
     shapes: dict[str, tuple[int, ...]]
     deviations: dict[str, float]
-    constants: dict[str, float]
+    constants: dict[str, Tensor]  # what the definition fixes: a norm's weight of 1, a scale of 1e-6
 
     @classmethod
     def build(
@@ -42,24 +42,25 @@ class Network:
     ) -> "Network":
         """Read a module's parameters; none of its random values survive.
 
-        A parameter that the module starts as a constant (a norm's weight of 1, a layer scale of
-        1e-6) keeps that constant.  Any other of two or more dimensions is drawn anew (He et al.
-        2015, uniform), any other of one dimension starts at 0.  What is not drawn has the
-        deviation of the drawn parameter before it: a bias or a norm that of its layer.
+        The module is made twice, with different random numbers.  What comes out equal belongs to
+        its definition and stays.  Of what differs, a parameter of two or more dimensions is drawn
+        anew (He et al. 2015, uniform) and any other starts at 0.  A parameter of one dimension has
+        the deviation of the matrix before it: a bias or a norm that of its layer.
         """
-        with torch.random.fork_rng(devices=[]):
-            module = factory(shape, outputs).eval()
-        _refuse_state(module)
-        parameters = dict(module.named_parameters())
-        constants = {n: c for n, p in parameters.items() if (c := _constant(p)) is not None}
-        drawn = [n for n in parameters if n not in constants]
-        if not drawn:
-            raise ConfigError("the model has no weight to train: give it at least one linear layer")
-        deviations, last = {}, drawn[0]
-        for name in parameters:
-            last = name if name not in constants else last
-            fan_in = math.prod(parameters[last].shape[1:])
-            deviations[name] = math.sqrt(2.0 / fan_in)
+        module, other = (_make(factory, shape, outputs, seed) for seed in (0, 1))
+        _refuse_state(module, other)
+        parameters, others = (dict(m.named_parameters()) for m in (module, other))
+        matrices = [n for n, p in parameters.items() if p.ndim > 1]
+        if not matrices:
+            raise ConfigError("the model has no matrix to train: give it at least one linear layer")
+        constants, deviations, last = {}, {}, matrices[0]
+        for name, parameter in parameters.items():
+            last = name if parameter.ndim > 1 else last
+            deviations[name] = math.sqrt(2.0 / math.prod(parameters[last].shape[1:]))
+            if torch.equal(parameter, others[name]):
+                constants[name] = parameter.detach().float().clone()
+            elif parameter.ndim < 2:
+                constants[name] = torch.zeros(parameter.shape)
         module.requires_grad_(False)
         shapes = {n: tuple(p.shape) for n, p in parameters.items()}
         return cls(module, read, shapes, deviations, constants)
@@ -81,7 +82,7 @@ class Network:
         weights = {}
         for name, shape in self.shapes.items():
             if name in self.constants:
-                weights[name] = torch.full(shape, self.constants[name])
+                weights[name] = self.constants[name].clone()
             else:
                 bound = np.float32(math.sqrt(6.0 / math.prod(shape[1:])))
                 draw = stream.child(name).uniform(math.prod(shape)) * bound
@@ -89,22 +90,27 @@ class Network:
         return weights
 
 
-def _constant(parameter: Tensor) -> float | None:
-    """The value that every entry starts with, or None for a parameter that is to be drawn."""
-    parameter = parameter.detach()
-    first = float(parameter.reshape(-1)[0]) if parameter.numel() else 0.0
-    told = parameter.numel() > 1 or first in (0.0, 1.0)  # one random number looks constant too
-    if told and bool((parameter == first).all()):
-        return first
-    return 0.0 if parameter.ndim < 2 else None
+def _make(factory: Factory, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return factory(shape, outputs).eval()
 
 
-def _refuse_state(module: nn.Module) -> None:
+def _refuse_state(module: nn.Module, other: nn.Module) -> None:
+    """What is neither averaged nor personalised, nor the same everywhere, cannot be in a model."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+        batch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # also mixes padding in
+        if batch or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats):
             raise ConfigError(
-                f"the model's layer '{name}' keeps running statistics, which are neither averaged "
-                "nor personalised: use nn.GroupNorm instead"
+                f"the model's layer '{name}' keeps statistics of batches, which are neither "
+                "averaged nor personalised: use nn.GroupNorm instead"
             )
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            warnings.warn(f"dropout in layer '{name}' is off in training", stacklevel=3)
+            warnings.warn(f"dropout in layer '{name}' is off in training", stacklevel=4)
+    others = dict(other.named_buffers())
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, others[name]):
+            raise ConfigError(
+                f"the model's buffer '{name}' is random, so it would differ between machines: make "
+                "it a parameter or a constant"
+            )

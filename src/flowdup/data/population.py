@@ -1,0 +1,199 @@
+"""From the settings of `data` to the clients of a federation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flowdup.data.clients import ClientData, InputSpec, Population
+from flowdup.data.own import read_folder, read_table
+from flowdup.data.partition import Recipe, make_clients
+from flowdup.data.sources import SOURCES, load_images
+from flowdup.errors import ConfigError, DataError
+from flowdup.random import Stream
+
+_LEAST = {
+    "points": 1,
+    "train_clients": 0,
+    "validation_clients": 0,
+    "test_clients": 0,
+    "classes_per_client": 0,
+    "classes": 0,
+}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    source: str = "digits"  # digits, mnist, fashion-mnist, cifar10; folder or table for your own
+    train_clients: int = 0  # 0: as many as the data give
+    validation_clients: int = 50
+    test_clients: int = 100
+    labeled_fraction: float = 1.0  # p: the share of training clients that keep their labels
+
+    # simulated clients
+    points: int = 100  # per client
+    classes_per_client: int = 0  # 0: all
+    rotations: tuple[int, ...] = ()  # degrees; every client has one of them
+    overlap: bool = False  # whether two clients of a group may share a point
+
+    # your own clients
+    path: str = ""  # of the folder or the table
+    classes: int = 0  # 0: the largest label + 1
+    shape: tuple[int, ...] = ()  # table: of one input, if its column is flat
+    client_column: str = "client"
+    label_column: str = "label"  # empty: there are no labels
+    input_columns: tuple[str, ...] = ("x",)
+    mean: tuple[float, ...] = ()  # per channel, taken off before std divides; empty: as they are
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"data.{name} must be at least {least}, not {getattr(self, name)}"
+                )
+        if not 0 <= self.labeled_fraction <= 1:
+            raise ConfigError(
+                f"data.labeled_fraction must lie between 0 and 1, not {self.labeled_fraction}"
+            )
+        if any(size < 1 for size in self.shape):
+            raise ConfigError(f"data.shape must have sizes of at least 1, not {list(self.shape)}")
+        if not all(0 < s < inf for s in self.std) or not all(map(isfinite, self.mean)):
+            raise ConfigError(
+                "data.std must have numbers above 0 and data.mean finite ones, not "
+                f"{list(self.std)} and {list(self.mean)}"
+            )
+        if len(self.mean) != len(self.std):
+            raise ConfigError(
+                "data.mean and data.std must have equally many numbers, not "
+                f"{len(self.mean)} and {len(self.std)}"
+            )
+
+
+def load_population(config: DataConfig, stream: Stream) -> Population:
+    """All clients of a federation, checked."""
+    if config.source in SOURCES:
+        population = _simulated(config, stream)
+    elif config.source in ("folder", "table"):
+        population = _own(config, stream)
+    else:
+        valid = ", ".join([*SOURCES, "folder", "table"])
+        raise ConfigError(f"unknown data source '{config.source}': use one of {valid}")
+    check = population.spec.check
+    return replace(
+        population,
+        train=_hide_labels([check(c) for c in population.train], config, stream),
+        validation=[check(c) for c in population.validation],
+        test=[check(c) for c in population.test],
+    )
+
+
+def _simulated(config: DataConfig, stream: Stream) -> Population:
+    """Test clients from the source's test images, the others from disjoint parts of the rest."""
+    source, images = SOURCES[config.source], load_images(config.source)
+    total = len(images.y_train)
+    fit = total // config.points - config.validation_clients
+    train_clients = config.train_clients or max(fit, 0)
+    if train_clients < 1:
+        raise ConfigError(
+            f"{total} images leave no training client of {config.points} points: lower data.points "
+            "or data.validation_clients, or set data.train_clients and data.overlap"
+        )
+    share = config.validation_clients / (train_clients + config.validation_clients)
+    cut = round(share * total) if config.overlap else config.validation_clients * config.points
+    order = stream.child("pool").permutation(total)
+    if config.classes_per_client:
+        order = _interleave_classes(order, images.y_train.numpy())
+    validation, train = torch.from_numpy(order).tensor_split([cut])
+    pools = {
+        "validation": (images.x_train[validation], images.y_train[validation]),
+        "train": (images.x_train[train], images.y_train[train]),
+        "test": (images.x_test, images.y_test),
+    }
+    counts = {
+        "train": train_clients,
+        "validation": config.validation_clients,
+        "test": config.test_clients,
+    }
+    recipe = Recipe(config.points, config.classes_per_client, config.rotations, config.overlap)
+    groups = {
+        name: make_clients(recipe, *pools[name], counts[name], stream.child(name)) for name in pools
+    }
+    spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
+    return Population(spec, **groups)
+
+
+def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An order whose every beginning has all classes in proportion."""
+    place = np.empty(len(order))
+    for label in np.unique(y):
+        mine = np.flatnonzero(y[order] == label)
+        place[mine] = (np.arange(mine.size) + 0.5) / mine.size
+    return order[np.argsort(place, kind="stable")]
+
+
+def _own(config: DataConfig, stream: Stream) -> Population:
+    if not config.path:
+        raise ConfigError(f"data.source = '{config.source}' needs data.path")
+    path = Path(config.path)
+    if config.source == "folder":
+        groups = read_folder(path)
+    else:
+        groups = read_table(
+            path,
+            config.client_column,
+            config.label_column or None,
+            config.input_columns,
+            config.shape or None,
+        )
+    if "all" in groups:
+        groups = _split(groups["all"], config, stream)
+    train = groups["train"]
+    first = train[0].x
+    dtype = "uint8" if first.dtype == torch.uint8 else "float32"
+    classes = config.classes or _count_classes(train)
+    if len(config.mean) not in (0, 1, first.shape[1]):
+        raise ConfigError("data.mean and data.std need one number each, or one per channel")
+    spec = InputSpec(tuple(first.shape[1:]), dtype, classes, config.mean, config.std)
+    return Population(spec, train, groups.get("validation", []), groups.get("test", []))
+
+
+def _split(
+    clients: Sequence[ClientData], config: DataConfig, stream: Stream
+) -> dict[str, list[ClientData]]:
+    order = [clients[i] for i in stream.child("split").permutation(len(clients))]
+    validation, test = config.validation_clients, config.test_clients
+    if validation + test >= len(order):
+        raise ConfigError(
+            f"{len(order)} clients cannot give {validation} to validation and {test} to test and "
+            "keep some for training: lower data.validation_clients and data.test_clients"
+        )
+    return {
+        "validation": order[:validation],
+        "test": order[validation : validation + test],
+        "train": order[validation + test :],
+    }
+
+
+def _count_classes(clients: Sequence[ClientData]) -> int:
+    largest = max((int(c.y.max()) for c in clients if c.y is not None and len(c)), default=-1)
+    if largest < 1:
+        raise DataError(
+            "the number of classes cannot be read from the training labels: set data.classes"
+        )
+    return largest + 1
+
+
+def _hide_labels(
+    clients: Sequence[ClientData], config: DataConfig, stream: Stream
+) -> list[ClientData]:
+    """Keep the labels of a random share p of the clients."""
+    if config.labeled_fraction == 1:
+        return list(clients)
+    order = stream.child("labels").permutation(len(clients))
+    keep = set(order[: round(config.labeled_fraction * len(clients))].tolist())
+    return [c if i in keep else c.unlabeled() for i, c in enumerate(clients)]

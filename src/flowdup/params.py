@@ -1,0 +1,5 @@
+"""What is trained and sent: tensors by name."""
+
+from torch import Tensor
+
+Params = dict[str, Tensor]

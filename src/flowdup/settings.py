@@ -1,0 +1,120 @@
+"""Settings as frozen dataclasses: read from tables, every key checked, written as TOML."""
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from flowdup.errors import ConfigError
+
+Table = Mapping[str, Any]
+
+
+def read_settings(kind: type[Any], table: Any, prefix: str = "") -> Any:
+    """A dataclass from a table; `prefix` is where the table stands, "server." say.
+
+    A field whose type has `from_table` and `paths` reads itself.
+    """
+    table = as_table(table, prefix)
+    hints = get_type_hints(kind)
+    names = [f.name for f in fields(kind)]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{prefix}{key}"
+        if key not in names:
+            near = nearest(path, list(setting_paths(kind, prefix)) or names)
+            raise ConfigError(f"unknown setting '{path}'{near}")
+        hint = hints[key]
+        if hasattr(hint, "from_table"):
+            values[key] = hint.from_table(value, f"{path}.")
+        elif is_dataclass(hint):
+            values[key] = read_settings(hint, value, f"{path}.")  # type: ignore[arg-type]
+        else:
+            values[key] = _convert(hint, value, path)
+    return kind(**values)
+
+
+def as_table(value: Any, prefix: str) -> Table:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"'{prefix.rstrip('.')}' must be a table of settings, not {value!r}")
+    return value
+
+
+def setting_paths(kind: type[Any], prefix: str) -> Iterator[str]:
+    """Every valid dotted key at and below a table."""
+    for name, hint in get_type_hints(kind).items():
+        if hasattr(hint, "paths"):
+            yield from hint.paths(f"{prefix}{name}.")
+        elif is_dataclass(hint):
+            yield from setting_paths(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            yield f"{prefix}{name}"
+
+
+def nearest(word: str, valid: Sequence[str]) -> str:
+    """A hint at the valid word that was probably meant, by all of it or by its last part."""
+
+    def tail(path: str) -> str:
+        return path.rpartition(".")[2]
+
+    near = difflib.get_close_matches(word, valid, 1)
+    tails = difflib.get_close_matches(tail(word), list(map(tail, valid)), 1)
+    near = near or [path for path in valid if tail(path) in tails]
+    return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
+    """Refuse a value outside low .. high."""
+    if not low <= value <= high:
+        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise ConfigError(f"setting '{name}' must be {bounds}, not {value:g}")
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as tables, tuples as lists."""
+    if hasattr(value, "table"):
+        return value.table()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def to_toml(settings: Any) -> str:
+    """Every key with its value."""
+    return "\n".join(_toml_lines(plain(settings), ())) + "\n"
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_convert(get_args(hint)[0], item, path) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        wanted = "list" if get_origin(hint) is tuple else hint.__name__
+        raise ConfigError(f"setting '{path}' must be a {wanted}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"setting '{path}' must be a finite number, not {value}")
+    return value
+
+
+def _toml_lines(table: Table, path: tuple[str, ...]) -> Iterator[str]:
+    scalars = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
+    if path and scalars:
+        yield f"\n[{'.'.join(path)}]"
+    for key, value in scalars.items():
+        yield f"{key} = {_toml_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _toml_lines(value, (*path, key))
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):  # a JSON string is a TOML string but for one character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return repr(value)
