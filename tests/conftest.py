@@ -1,4 +1,4 @@
-"""Tests run on few threads and find `small`, the small federations."""
+"""Tests run on one thread each and find `small`, the small federations."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,6 @@ import torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 settings.register_profile("flowdup", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("flowdup")
