@@ -85,14 +85,15 @@ def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> N
 
 
 def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
-    header = _read_header(folder / _HEADER)
-    if not (folder / header["tensors"]["file"]).exists():  # replaced by a run that goes on
+    for attempt in range(3):  # a run that goes on may replace the file between two readings
         header = _read_header(folder / _HEADER)
-    path = folder / header["tensors"]["file"]
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from None
+        path = folder / header["tensors"]["file"]
+        try:
+            content = path.read_bytes()
+            break
+        except OSError as error:
+            if attempt == 2:
+                raise CheckpointError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from None
     if hashlib.sha256(content).hexdigest() != header["tensors"]["sha256"]:
         raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -16,19 +15,16 @@ from rich.text import Text
 
 from flowdup.compare import collect, read_comparison, run_comparison, summarize
 from flowdup.config import load_config
-from flowdup.data import load_population
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
 from flowdup.data.sources import SOURCES, data_folder, find
 from flowdup.data.sources import verify as verify_source
-from flowdup.errors import ConfigError, DataError, FlowdupError
+from flowdup.errors import ConfigError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.models import import_models
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
-from flowdup.random import Stream
-from flowdup.report import embedding_figure, write_report
-from flowdup.run import evaluate_run, train_run
+from flowdup.run import embed_run, evaluate_run, train_run
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
@@ -134,34 +130,8 @@ def embed(
 
     The clients are the run's own, or, with --set data.KEY=VALUE, others.
     """
-    if any(not text.startswith("data.") for text in settings or []):
-        raise ConfigError("--set takes only data settings here: the federation is trained already")
-    federation = load(folder)
-    config = load_config(str(folder / "config.toml"), settings or [])
-    population = load_population(config.data, Stream(config.seed).child("data"))
-    groups = {
-        "train": population.train,
-        "validation": population.validation,
-        "test": population.test,
-    }
-    if group not in groups:
-        raise ConfigError(f"--group is train, validation or test, not '{group}'")
-    clients = groups[group]
-    if not clients:
-        raise DataError(f"there are no {group} clients: choose another --group")
-    traits = sorted({name for client in clients for name in client.traits})
-    if by and by not in traits:
-        raise DataError(f"clients have no trait '{by}': use one of {', '.join(traits) or '(none)'}")
-    by = by or next(iter(sorted(traits, key=lambda t: t != "rotation")), "")
-    embeddings = torch.stack([federation.embedding(client.x) for client in clients]).numpy()
-    colors = [client.traits.get(by, "") for client in clients]
-    target = out or folder / "embedding"
-    label = ", ".join([by, *(settings or [])])  # the figure says which clients it shows
-    measures = embedding_figure(embeddings, colors, label, target)
-    if out is None:
-        write_report(folder)
-    files = [str(target.with_suffix(end)) for end in (".png", ".svg")]
-    _say(as_json, {"files": files, "by": by} | measures, f"{' and '.join(files)} {measures or ''}")
+    found = embed_run(folder, by, group, out, settings or [])
+    _say(as_json, found, f"{' and '.join(found['files'])}, coloured by {found['by'] or 'nothing'}")
 
 
 @app.command()

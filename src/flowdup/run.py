@@ -10,22 +10,25 @@ report.html     curves, accuracy, settings
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
-from flowdup.config import Config, read_config, read_toml
-from flowdup.data import Population, load_population
+from flowdup.config import Config, load_config, read_config, read_toml
+from flowdup.data import ClientData, Population, load_population
 from flowdup.engines import Engine, build_engine
-from flowdup.errors import CheckpointError, ConfigError
+from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
 from flowdup.methods import Method, Parts
+from flowdup.personalize import load
 from flowdup.provenance import provenance
 from flowdup.random import Stream
-from flowdup.report import write_report
+from flowdup.report import embedding_figure, write_report
 from flowdup.server import ServerState, check_clients, initial_state, train
 from flowdup.settings import to_toml
 
@@ -125,6 +128,47 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
     write_atomic(out / "evaluation.json", json.dumps(result, indent=2).encode())
     write_report(out)
     return result
+
+
+def embed_run(
+    folder: str | Path,
+    by: str = "",
+    group: str = "validation",
+    out: Path | None = None,
+    settings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Draw the embeddings r(X) of a group of clients, coloured by a trait (rotation, if any).
+
+    The clients are the run's own or, with settings `data.KEY=VALUE`, others.
+    """
+    folder = Path(folder)
+    if any(not text.startswith("data.") for text in settings):
+        raise ConfigError("only data settings can change here: the federation is trained already")
+    federation = load(folder)
+    config = load_config(str(folder / "config.toml"), settings)
+    population = load_population(config.data, Stream(config.seed).child("data"))
+    if group not in ("train", "validation", "test"):
+        raise ConfigError(f"a group is train, validation or test, not '{group}'")
+    clients: Sequence[ClientData] = getattr(population, group)
+    if not clients:
+        raise DataError(f"there are no {group} clients: choose another group")
+    traits = sorted({name for client in clients for name in client.traits})
+    if by and by not in traits:
+        raise DataError(f"clients have no trait '{by}': use one of {', '.join(traits) or '(none)'}")
+    by = by or next(iter(sorted(traits, key=lambda trait: trait != "rotation")), "")
+    target = out or folder / "embedding"
+    measures = embedding_figure(
+        torch.stack([federation.embedding(client.x) for client in clients]).numpy(),
+        [client.traits.get(by, "") for client in clients],
+        ", ".join([by, *settings]),  # the figure says which clients it shows
+        target,
+    )
+    if out is None:
+        write_report(folder)
+    return {
+        "files": [str(target.with_suffix(end)) for end in (".png", ".svg")],
+        "by": by,
+    } | measures
 
 
 def read_run_config(out: Path) -> Config:

@@ -239,7 +239,7 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "not a run folder" in refused("evaluate", tmp_path)
     assert "did you mean 'digits'" in refused("train", "digitz", "--out", out)
     assert "no trait 'color'" in refused("embed", run, "--by", "color")
-    assert "--group is" in refused("embed", run, "--group", "all")
+    assert "a group is" in refused("embed", run, "--group", "all")
     assert "give a preset" in refused("train", "--out", out)
     assert "reads images [channels, height, width]" in refused(
         "train", "digits", "--set=model=cnn", "--set=data.source=folder", "--out", out,
