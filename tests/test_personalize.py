@@ -114,6 +114,15 @@ def test_inputs_that_do_not_fit_are_refused(run: Path, x: np.ndarray, message: s
             use(x)
 
 
+def test_ones_own_population_is_checked_before_it_trains(tmp_path: Path) -> None:
+    ours = population()
+    broken = flowdup.ClientData(torch.zeros(3, 1, 8, 9, dtype=torch.uint8), name="odd one")
+    ours = flowdup.Population(SPEC, [*ours.train, broken], ours.validation, ours.test)
+    with pytest.raises(DataError, match="'odd one'"):
+        next(flowdup.train_run(config(), tmp_path / "run", population=ours))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_method_without_an_embedding_says_so(tmp_path: Path) -> None:
     for _ in flowdup.train_run(
         config(method={"name": "fedavg"}), tmp_path, population=population()

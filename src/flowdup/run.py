@@ -40,7 +40,11 @@ class Simulation:
 
     def __init__(self, config: Config, population: Population | None = None) -> None:
         self.config, self.stream = config, Stream(config.seed)
-        self.population = population or load_population(config.data, self.stream.child("data"))
+        if population is None:
+            population = load_population(config.data, self.stream.child("data"))
+        else:
+            population = population.checked()
+        self.population = population
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
         parts = Parts(config.model, inputs, self.stream, self.device, self.dtype)

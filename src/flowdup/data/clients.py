@@ -127,6 +127,11 @@ class Population:
     validation: Sequence[ClientData]
     test: Sequence[ClientData]
 
+    def checked(self) -> "Population":
+        """The same with every client in the right types; DataError if one does not fit."""
+        groups = (self.train, self.validation, self.test)
+        return Population(self.spec, *([self.spec.check(c) for c in group] for group in groups))
+
 
 def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, load_images
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
+from flowdup.settings import check_range
 
 _LEAST = {
     "points": 1,
@@ -52,14 +53,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"data.{name} must be at least {least}, not {getattr(self, name)}"
-                )
-        if not 0 <= self.labeled_fraction <= 1:
-            raise ConfigError(
-                f"data.labeled_fraction must lie between 0 and 1, not {self.labeled_fraction}"
-            )
+            check_range(f"data.{name}", getattr(self, name), least)
+        check_range("data.labeled_fraction", self.labeled_fraction, 0, 1)
         if any(size < 1 for size in self.shape):
             raise ConfigError(f"data.shape must have sizes of at least 1, not {list(self.shape)}")
         if not all(0 < s < inf for s in self.std) or not all(map(isfinite, self.mean)):
@@ -83,13 +78,8 @@ def load_population(config: DataConfig, stream: Stream) -> Population:
     else:
         valid = ", ".join([*SOURCES, "folder", "table"])
         raise ConfigError(f"unknown data source '{config.source}': use one of {valid}")
-    check = population.spec.check
-    return replace(
-        population,
-        train=_hide_labels([check(c) for c in population.train], config, stream),
-        validation=[check(c) for c in population.validation],
-        test=[check(c) for c in population.test],
-    )
+    population = population.checked()
+    return replace(population, train=_hide_labels(population.train, config, stream))
 
 
 def _simulated(config: DataConfig, stream: Stream) -> Population:
