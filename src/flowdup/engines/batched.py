@@ -16,7 +16,7 @@ from flowdup.engines.base import Question, local_batches, on_device
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
-_POINTS = 40_000  # that go through personalised models at once
+_POINTS = 10_000  # that go through personalised models at once
 
 
 class BatchedEngine:
