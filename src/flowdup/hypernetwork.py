@@ -19,7 +19,7 @@ class HypernetworkConfig:
     backbone: str = ""  # a model's name for h1; empty: the same as f
     embedding: int = 256
     hidden: int = 100
-    normalize: bool = True  # LayerNorm of r(X) before h2: training is unstable without
+    normalize: bool = True  # LayerNorm of r(X) before h2
     output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0
     chunk: int = 2048  # inputs that pass through h1 at once
 
