@@ -6,7 +6,7 @@ import torch
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData, InputSpec, Population
 from flowdup.engines import Engine, EngineConfig, build_engine
-from flowdup.methods import Method, MethodConfig, Parts
+from flowdup.methods import Method, MethodConfig, Params, Parts
 from flowdup.random import Stream
 
 SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
@@ -30,8 +30,21 @@ METHODS = {
         "subspace": {"kind": "identity", "k": 0},
         "hypernetwork": {"embedding": 12, "hidden": 4, "backbone": "mlp", "normalize": False},
     },
+    "flowdup-fixed": {
+        "name": "flowdup",
+        "learn_psi_r": False,
+        "regularization": 1e-2,
+        "subspace": SUBSPACE,
+        "hypernetwork": {"embedding": 12, "hidden": 10},
+    },
     "fedavg": {"name": "fedavg"},
+    "fedprox": {"name": "fedprox", "mu": 0.5, "period": 2},
     "ld-fedavg": {"name": "ld-fedavg", "subspace": SUBSPACE},
+    "fedtta": {"name": "fedtta", "inner_lr": 0.1, "chunk": 10},
+    "fedavg-tent": {"name": "fedavg-tent", "steps": 2, "inner_lr": 0.1, "chunk": 10},
+    "fedavg-em": {"name": "fedavg-em", "steps": 20, "chunk": 10},
+    "pefll": {"name": "pefll", "hypernetwork": {"embedding": 12, "hidden": 4, "layers": 2}},
+    "odpfl-hn": {"name": "odpfl-hn", "hypernetwork": {"embedding": 6, "hidden": 4}},
 }
 
 
@@ -68,6 +81,11 @@ def population() -> Population:
 
 def method(name: str, dtype: torch.dtype = torch.float32, model: str = "cnn-small") -> Method:
     return MethodConfig.from_table(METHODS[name]).build(Parts(model, SPEC, STREAM, "cpu", dtype))
+
+
+def told(method: Method) -> Params:
+    """What clients are told besides psi in the first round."""
+    return {n: method.memory()[n] for n in method.told}
 
 
 def engine(kind: str, method: Method, dtype: str, config: ClientConfig) -> Engine:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small import METHODS, client, method
+from small import METHODS, client, method, told
 from torch import Tensor
 from torch.func import grad
 
@@ -44,7 +44,8 @@ def noisy(params: Params) -> Params:
 def test_gradients_are_those_of_finite_differences(name: str, labeled: bool) -> None:
     m = method(name, torch.float64)
     params, data = noisy(doubles(m)), batch(client(0, 13, labeled))
-    found = grad(m.loss)(params, data, params)
+    start = params | told(m)
+    found = grad(m.loss)(params, data, start)
     for number in range(8):
         direction = {
             n: torch.from_numpy(Stream(number).child(n).uniform(p.numel()))
@@ -54,7 +55,7 @@ def test_gradients_are_those_of_finite_differences(name: str, labeled: bool) -> 
         }
         eps = 1e-6
         ahead, behind = (
-            m.loss({n: p + s * eps * direction[n] for n, p in params.items()}, data, params)
+            m.loss({n: p + s * eps * direction[n] for n, p in params.items()}, data, start)
             for s in (1, -1)
         )
         expected = float(ahead - behind) / (2 * eps)
@@ -114,11 +115,12 @@ def test_an_unlabeled_client_moves_only_through_the_regularizer() -> None:
     assert found["psi_r"].abs().max() > 0
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ld-fedavg"])
+@pytest.mark.parametrize("name", [name for name in METHODS if "flowdup" not in name])
 def test_a_method_of_labels_alone_learns_nothing_from_an_unlabeled_client(name: str) -> None:
     m = method(name, torch.float64)
     params, data = noisy(doubles(m)), batch(client(1, 20, labeled=False))
-    assert all((g == 0).all() for g in grad(m.loss)(params, data, params).values())
+    gradient = grad(m.loss)(params, data, params | told(m))
+    assert all((g == 0).all() for g in gradient.values())
     assert not m.learns_unlabeled
 
 
@@ -147,15 +149,17 @@ def test_a_client_update_is_as_many_gradient_steps_as_there_are_batches(name: st
     params = noisy(doubles(m))
     steps = batches(client(0, 27), 10)
     config = ClientConfig(clip=0.0, optimizer=OptimizerConfig("sgd", 0.1, weight_decay=0.01))
-    update = client_update(m, config, params, steps)
+    update = client_update(m, config, params, steps, told(m))
     now = params
     for i in range(3):
-        gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params)
+        gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | told(m))
         now = {n: p - 0.1 * (gradient[n] + 0.01 * p) for n, p in now.items()}
     assert all(torch.allclose(update.delta[n], now[n] - params[n], atol=1e-12) for n in params)
 
 
-@pytest.mark.parametrize(("name", "differ"), [("flowdup", True), ("fedavg", False)])
+@pytest.mark.parametrize(
+    ("name", "differ"), [(n, n not in ("fedavg", "fedprox", "ld-fedavg")) for n in METHODS]
+)
 def test_clients_have_models_of_their_own_where_the_method_personalizes(
     name: str, differ: bool
 ) -> None:

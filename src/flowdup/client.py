@@ -61,14 +61,16 @@ def clip_norm(grads: Params, limit: float) -> Params:
     return {n: g * (limit / norm.clamp(min=limit)) for n, g in grads.items()}
 
 
-def client_update(method: Method, config: ClientConfig, params: Params, batches: Batch) -> Update:
+def client_update(
+    method: Method, config: ClientConfig, params: Params, batches: Batch, told: Params
+) -> Update:
     """psi <- GradientUpdate(psi, g; eta_l) for every local batch; returns psi - psi_start.
 
     `batches` holds all local steps, [steps, B, ...].  A step without a single point (padding of a
     client that has fewer batches than its neighbours in a cohort) changes nothing.
     """
     optimizer = Optimizer(config.optimizer)
-    start, state = params, optimizer.init(params)
+    start, state = params | told, optimizer.init(params)
     total, taken = torch.zeros_like(batches.present[0, 0]), batches.present.any(1)  # [], [steps]
     for step in range(batches.x.shape[0]):
         batch = Batch(*(t[step] for t in batches))
@@ -78,4 +80,4 @@ def client_update(method: Method, config: ClientConfig, params: Params, batches:
         params = {n: torch.where(taken[step], new_params[n], p) for n, p in params.items()}
         state = {n: torch.where(taken[step], new_state[n], s) for n, s in state.items()}
         total = total + torch.where(taken[step], loss, 0)
-    return Update({n: params[n] - start[n] for n in start}, total / taken.sum().clamp(min=1))
+    return Update({n: p - start[n] for n, p in params.items()}, total / taken.sum().clamp(min=1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear, relu
 
 from flowdup.models.network import Network
-from flowdup.params import Params
+from flowdup.params import Params, part, prefixed
 from flowdup.random import Stream
 from flowdup.settings import check_range
 
@@ -19,12 +19,13 @@ class HypernetworkConfig:
     backbone: str = ""  # a model's name for h1; empty: the same as f
     embedding: int = 256
     hidden: int = 100
+    layers: int = 1  # hidden ones of h2
     normalize: bool = True  # LayerNorm of r(X) before h2
     output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0
     chunk: int = 2048  # inputs that pass through h1 at once
 
     def __post_init__(self) -> None:
-        for name in ("embedding", "hidden", "chunk"):
+        for name in ("embedding", "hidden", "layers", "chunk"):
             check_range(f"method.hypernetwork.{name}", getattr(self, name), 1)
 
 
@@ -40,18 +41,24 @@ class Hypernetwork:
         self.config, self.h1, self.k = config, h1, k
 
     def init(self, stream: Stream) -> Params:
-        e, hidden = self.config.embedding, self.config.hidden
-        params = {f"h1.{n}": w for n, w in self.h1.init(stream.child("h1")).items()}
-        params["h2.hidden.weight"] = _uniform(stream.child("h2.hidden"), hidden, e, 1.0)
-        params["h2.hidden.bias"] = torch.zeros(hidden)
+        inputs, hidden = self.config.embedding, self.config.hidden
+        params = prefixed("h1.", self.h1.init(stream.child("h1")))
+        for name in self._hidden():
+            params[f"{name}.weight"] = _uniform(stream.child(name), hidden, inputs, 1.0)
+            params[f"{name}.bias"] = torch.zeros(hidden)
+            inputs = hidden
         scale = self.config.output_scale
         params["h2.output.weight"] = _uniform(stream.child("h2.output"), self.k, hidden, scale)
         params["h2.output.bias"] = torch.zeros(self.k)
         return params
 
+    def _hidden(self) -> list[str]:
+        """The names of h2's hidden layers."""
+        return ["h2.hidden", *(f"h2.hidden-{i}" for i in range(2, self.config.layers + 1))]
+
     def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
         """r(X) = (1 / |X|) sum over x in X of h1(x)."""  # [embedding]
-        h1 = {n.removeprefix("h1."): p for n, p in params.items() if n.startswith("h1.")}
+        h1 = part(params, "h1.")
         chunks = zip(*(torch.split(t, self.config.chunk) for t in (x, present)), strict=True)
         total = sum(
             (here @ self.h1(h1, part) for part, here in chunks), start=present.new_zeros(())
@@ -62,8 +69,9 @@ class Hypernetwork:
         """v = h2(r)."""  # [k]
         if self.config.normalize:
             r = layer_norm(r, r.shape[-1:])
-        hidden = relu(linear(r, params["h2.hidden.weight"], params["h2.hidden.bias"]))
-        return linear(hidden, params["h2.output.weight"], params["h2.output.bias"])
+        for name in self._hidden():
+            r = relu(linear(r, params[f"{name}.weight"], params[f"{name}.bias"]))
+        return linear(r, params["h2.output.weight"], params["h2.output.bias"])
 
     def __call__(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
         return self.head(params, self.embedding(params, x, present))

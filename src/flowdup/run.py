@@ -66,7 +66,7 @@ class Simulation:
         def here(tensors: dict[str, Any]) -> dict[str, Any]:
             return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
 
-        return ServerState(state.round, here(state.psi), here(state.optimizer))
+        return ServerState(state.round, here(state.psi), here(state.optimizer), here(state.memory))
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
         """Train on from a state; evaluated rounds carry the accuracy of validation clients."""
@@ -77,6 +77,8 @@ class Simulation:
             number = result.state.round
             loss = float(result.loss)
             metrics: Metrics = {"round": number, "loss": loss if math.isfinite(loss) else None}
+            metrics |= {name: float(value) for name, value in result.told.items()}
+            metrics["padding"] = round(result.padding, 4)
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
             if due and clients.validation:
                 accuracy = transductive_accuracy(self.engine, result.state.psi, clients.validation)

@@ -46,19 +46,23 @@ class ServerState:
     round: int
     psi: Params
     optimizer: State
+    memory: Params = field(default_factory=dict)  # the method's
 
 
 @dataclass(frozen=True)
 class Round:
     state: ServerState
     loss: Tensor
+    told: Params  # what clients were told besides psi
+    padding: float  # the share of the engine's rows that held no data
 
 
 def initial_state(
     config: ServerConfig, method: Method, stream: Stream, device: torch.device, dtype: torch.dtype
 ) -> ServerState:
     psi = {n: p.to(device, dtype) for n, p in method.init(stream.child("psi")).items()}
-    return ServerState(0, psi, Optimizer(config.optimizer).init(psi))
+    memory = {n: m.to(device, dtype) for n, m in method.memory().items()}
+    return ServerState(0, psi, Optimizer(config.optimizer).init(psi), memory)
 
 
 def sample_cohort(
@@ -113,11 +117,12 @@ def train(
             config, labeled, method.learns_unlabeled, stream.child("cohort", number)
         )
         cohort = [clients[i] for i in chosen]
-        update = engine.train(state.psi, cohort, stream.child("order", number))
+        told = {n: state.memory[n] for n in method.told}
+        update = engine.train(state.psi, cohort, stream.child("order", number), told)
         gradient = {n: -delta for n, delta in update.delta.items()}
-        psi, memory = optimizer.step(state.psi, gradient, state.optimizer, config.rate(number))
-        state = ServerState(number, psi, memory)
-        yield Round(state, update.loss)
+        psi, slots = optimizer.step(state.psi, gradient, state.optimizer, config.rate(number))
+        state = ServerState(number, psi, slots, method.adapt(state.memory, update.loss))
+        yield Round(state, update.loss, told, update.padding)
 
 
 def _labeled(clients: Sequence[ClientData]) -> NDArray[np.bool_]:

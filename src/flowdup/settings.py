@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from flowdup.errors import ConfigError
@@ -15,25 +15,32 @@ Table = Mapping[str, Any]
 def read_settings(kind: type[Any], table: Any, prefix: str = "") -> Any:
     """A dataclass from a table; `prefix` is where the table stands, "server." say.
 
-    A field whose type has `from_table` and `paths` reads itself.
+    What the table leaves out keeps its default, inside a field's own table too.  A field whose type
+    has `from_table` and `paths` reads itself.
     """
+    return kind(**_read_values(kind, table, prefix))
+
+
+def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
     table = as_table(table, prefix)
     hints = get_type_hints(kind)
-    names = [f.name for f in fields(kind)]
+    known = {f.name: f for f in fields(kind)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
-        if key not in names:
-            near = nearest(path, list(setting_paths(kind, prefix)) or names)
+        if key not in known:
+            near = nearest(path, list(setting_paths(kind, prefix)))
             raise ConfigError(f"unknown setting '{path}'{near}")
         hint = hints[key]
         if hasattr(hint, "from_table"):
             values[key] = hint.from_table(value, f"{path}.")
         elif is_dataclass(hint):
-            values[key] = read_settings(hint, value, f"{path}.")  # type: ignore[arg-type]
+            inner = _read_values(hint, value, f"{path}.")  # type: ignore[arg-type]
+            default: Any = known[key].default_factory
+            values[key] = replace(default(), **inner)
         else:
             values[key] = _convert(hint, value, path)
-    return kind(**values)
+    return values
 
 
 def as_table(value: Any, prefix: str) -> Table:

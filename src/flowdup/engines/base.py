@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flowdup.client import ClientConfig, Update, batch_plan
+from flowdup.client import ClientConfig, batch_plan
 from flowdup.data.clients import ClientData
 from flowdup.methods import Batch, Params
 from flowdup.random import Stream
@@ -19,9 +19,20 @@ class Question(NamedTuple):
     query: Tensor  # [m, *shape]
 
 
+class CohortUpdate(NamedTuple):
+    delta: Params  # the mean of all members' updates
+    loss: Tensor  # the mean of their objectives
+    padding: float  # the share of the rows worked on that held no data
+
+
 class Engine(Protocol):
-    def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
-        """The mean of all members' updates; member i draws its batches from lane i of `orders`."""
+    def train(
+        self, params: Params, cohort: Sequence[ClientData], orders: Stream, told: Params
+    ) -> CohortUpdate:
+        """One round of ClientUpdate; member i draws its batches from lane i of `orders`.
+
+        `told` is what the server tells clients besides the parameters.
+        """
         ...
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:

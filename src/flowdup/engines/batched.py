@@ -1,10 +1,11 @@
 """The whole cohort as one tensor program: `vmap` of ClientUpdate over its members.
 
-Clients of different sizes are padded to the largest of the cohort; padding rows carry no weight
-and padding steps change nothing, so the result is the reference engine's up to rounding.
+Clients of different sizes are sorted by length and run in groups of like length, each padded to its
+longest member.  Padding rows carry no weight and padding steps change nothing, so the result is the
+reference engine's up to rounding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from torch.func import vmap
 
 from flowdup.client import ClientConfig, Update, client_update
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Question, local_batches, on_device
+from flowdup.engines.base import CohortUpdate, Question, local_batches, on_device
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
 _POINTS = 10_000  # that go through personalised models at once
+_EMPTY = 0.2  # the share of a group's steps that may be padding
 
 
 class BatchedEngine:
@@ -31,18 +33,25 @@ class BatchedEngine:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
         self.clients_at_once = clients_at_once
 
-    def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
+    def train(
+        self, params: Params, cohort: Sequence[ClientData], orders: Stream, told: Params
+    ) -> CohortUpdate:
         def member(batches: Batch) -> Update:
-            return client_update(self.method, self.config, params, batches)
+            return client_update(self.method, self.config, params, batches, told)
 
         total: Params = {n: torch.zeros_like(p) for n, p in params.items()}
         loss = torch.zeros((), device=self.device, dtype=self.dtype)
-        for lanes in self._split(len(cohort)):
-            batches = [local_batches(cohort[i], self.config, orders, i) for i in lanes]
-            update = vmap(member)(on_device(_stack(batches), self.device, self.dtype))
+        rows = 0
+        steps = [-(-len(c) // self.config.batch_size) for c in cohort]
+        for lanes in _by_size(steps, self.clients_at_once, _little_padding):
+            batches = _stack([local_batches(cohort[i], self.config, orders, i) for i in lanes])
+            update = vmap(member)(on_device(batches, self.device, self.dtype))
             total = {n: t + update.delta[n].sum(0) for n, t in total.items()}
             loss = loss + update.loss.sum()
-        return Update({n: t / len(cohort) for n, t in total.items()}, loss / len(cohort))
+            rows += batches.present.numel()
+        delta = {n: t / len(cohort) for n, t in total.items()}
+        padding = 1 - self.config.epochs * sum(map(len, cohort)) / rows
+        return CohortUpdate(delta, loss / len(cohort), padding)
 
     @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
@@ -51,7 +60,8 @@ class BatchedEngine:
             return self.method.f(weights, query).argmax(1)
 
         answers: dict[int, Tensor] = {}
-        for lanes in self._alike(questions):
+        sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
+        for lanes in _by_size(sizes, self.clients_at_once, _little_memory):
             group = [questions[i] for i in lanes]
             present = _pad([torch.ones(q.x.shape[0], dtype=self.dtype) for q in group])
             inputs = (_pad([q.x for q in group]), present, _pad([q.query for q in group]))
@@ -60,23 +70,33 @@ class BatchedEngine:
                 answers[i] = row[: questions[i].query.shape[0]]
         return [answers[i] for i in range(len(questions))]
 
-    def _alike(self, questions: Sequence[Question]) -> Iterator[list[int]]:
-        """Questions of like size together, so that little is padded and memory stays bounded."""
-        sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
-        limit = self.clients_at_once or len(questions)
-        group: list[int] = []
-        for i in sorted(range(len(questions)), key=sizes.__getitem__, reverse=True):
-            if group and (len(group) == limit or sizes[group[0]] * (len(group) + 1) > _POINTS):
-                yield group
-                group = []
-            group.append(i)
-        if group:
-            yield group
 
-    def _split(self, members: int) -> Iterator[range]:
-        size = self.clients_at_once or members
-        for start in range(0, members, size):
-            yield range(start, min(start + size, members))
+def _by_size(
+    sizes: Sequence[int], limit: int, fits: Callable[[int, int, int], bool]
+) -> Iterator[list[int]]:
+    """Indices in groups of like size, the largest first, `limit` members at most (0: no limit).
+
+    `fits` says of a group whether it may stand, by its largest size, its members and their sum.
+    """
+    group: list[int] = []
+    total = 0
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        full = group and len(group) == limit
+        if full or (group and not fits(sizes[group[0]], len(group) + 1, total + sizes[i])):
+            yield group
+            group, total = [], 0
+        group.append(i)
+        total += sizes[i]
+    if group:
+        yield group
+
+
+def _little_padding(longest: int, members: int, steps: int) -> bool:
+    return steps >= (1 - _EMPTY) * longest * members
+
+
+def _little_memory(largest: int, members: int, _: int) -> bool:
+    return largest * members <= _POINTS
 
 
 def _stack(batches: Sequence[Batch]) -> Batch:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flowdup.client import ClientConfig, Update, client_update
+from flowdup.client import ClientConfig, client_update
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Question, local_batches, on_device
+from flowdup.engines.base import CohortUpdate, Question, local_batches, on_device
 from flowdup.methods import Method, Params
 from flowdup.random import Stream
 
@@ -18,16 +18,21 @@ class SequentialEngine:
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
 
-    def train(self, params: Params, cohort: Sequence[ClientData], orders: Stream) -> Update:
+    def train(
+        self, params: Params, cohort: Sequence[ClientData], orders: Stream, told: Params
+    ) -> CohortUpdate:
         total = {n: torch.zeros_like(p) for n, p in params.items()}
-        losses = []
+        losses, rows = [], 0
         for lane, client in enumerate(cohort):
             batches = local_batches(client, self.config, orders, lane)
             batches = on_device(batches, self.device, self.dtype)
-            update = client_update(self.method, self.config, params, batches)
+            update = client_update(self.method, self.config, params, batches, told)
             total = {n: t + update.delta[n] for n, t in total.items()}
             losses.append(update.loss)
-        return Update({n: t / len(cohort) for n, t in total.items()}, torch.stack(losses).mean())
+            rows += batches.present.numel()
+        delta = {n: t / len(cohort) for n, t in total.items()}
+        padding = 1 - self.config.epochs * sum(map(len, cohort)) / rows
+        return CohortUpdate(delta, torch.stack(losses).mean(), padding)
 
     @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:

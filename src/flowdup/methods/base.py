@@ -4,9 +4,12 @@ Engines decide where they run: one client after the other, a whole cohort as one
 on machines of their own.  A method never sees a cohort, a device or a random state.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+from torch.func import grad
 from torch.nn.functional import cross_entropy
 
 from flowdup.models.network import Network, Weights
@@ -33,23 +36,52 @@ class Batch(NamedTuple):
 
 class Method(Protocol):
     f: Network  # the client's model
-    learns_unlabeled: bool  # whether clients without any label take part in training
-    fingerprint: str  # of what comes from the seed and is never sent; empty if nothing does
+    learns_unlabeled: bool = False  # whether clients without any label take part in training
+    fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
+    told: tuple[str, ...] = ()  # what of its memory the server tells clients, and the metrics show
 
     def init(self, stream: Stream) -> Params:
         """What is trained and sent."""
         ...
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
-        """The objective on one batch of one client; `start` is what the round began with."""
+        """The objective on one batch of one client.
+
+        `start` is what the server sent: what the round began with, and what it told besides.
+        """
         ...
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         """The weights of one client's own model, from its unlabeled data x [n, *shape]."""
         ...
 
+    def memory(self) -> Params:
+        """What the server remembers between rounds besides psi."""
+        return {}
+
+    def adapt(self, memory: Params, loss: Tensor) -> Params:
+        """The memory after a round with this mean objective."""
+        return memory
+
 
 def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy, averaged over the labeled rows; 0 where there is none."""
     losses = cross_entropy(logits, batch.y, reduction="none")  # [B]
     return (losses * batch.labeled).sum() / batch.labeled.sum().clamp(min=1)
+
+
+def sum_gradients(
+    loss: Callable[[Weights, Tensor, Tensor], Tensor],
+    weights: Weights,
+    x: Tensor,
+    present: Tensor,
+    chunk: int,
+) -> Weights:
+    """The gradient of loss(weights, x, present) summed over chunks, one chunk in memory at a time:
+    how a method takes a step on a client's unlabeled set of any size.
+    """
+    total: Weights = {}
+    for rows, here in zip(torch.split(x, chunk), torch.split(present, chunk), strict=True):
+        found = grad(loss)(weights, rows, here)
+        total = {n: total[n] + g if total else g for n, g in found.items()}
+    return total

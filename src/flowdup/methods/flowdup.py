@@ -1,4 +1,4 @@
-"""FLowDUP: a hypernetwork reads a client's unlabeled data and emits its model in a subspace.
+"""FLowDUP: each client its own model in a subspace, which a hypernetwork reads off unlabeled data.
 
 Zakerinia, Scott, Lampert, "Federated Learning with Unlabeled Clients: Personalization Can Happen in
 Low Dimensions", 2025.
@@ -9,7 +9,9 @@ Low Dimensions", 2025.
     Omega = || v - psi_r ||^2                                    eq. 6, all clients
     g     = gradient of L + lambda Omega by psi = (psi_h, psi_r)
 
-Sent each way and round: psi, that is h1, h2 and psi_r.  theta_0 and P come from the seed.
+Sent per client and round: psi, that is h1, h2 and psi_r, down and its update up; 4 bytes for each
+of d_h1 + (e + 1) w + (w + 1) k + k numbers, e the embedding's width and w h2's.  theta_0 and P come
+from the seed.
 
 Departures, each a setting: L is the mean over the half-batch (`reduction = "sum"` is the paper's
 algorithm 2; lambda then counts per point), r(X) is normalised before h2, h2's last layer starts
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
-from flowdup.methods.base import Batch, mean_loss
+from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.parts import Parts
 from flowdup.models.network import Weights
 from flowdup.params import Params
@@ -37,6 +39,7 @@ from flowdup.subspace import SubspaceConfig
 class FLowDUPConfig:
     regularization: float = 1e-4  # lambda
     reduction: str = "mean"  # of the loss over the half-batch: mean or sum
+    learn_psi_r: bool = True  # false: psi_r stays 0 and is not sent
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
     hypernetwork: HypernetworkConfig = field(default_factory=HypernetworkConfig)
 
@@ -46,7 +49,7 @@ class FLowDUPConfig:
             raise ConfigError(f"method.reduction is 'mean' or 'sum', not '{self.reduction}'")
 
 
-class FLowDUP:
+class FLowDUP(Method):
     learns_unlabeled = True
 
     def __init__(self, config: FLowDUPConfig, parts: Parts) -> None:
@@ -58,7 +61,8 @@ class FLowDUP:
         self.h = Hypernetwork(h, parts.network(h.backbone, h.embedding), self.subspace.k)
 
     def init(self, stream: Stream) -> Params:
-        return self.h.init(stream) | {"psi_r": torch.zeros(self.subspace.k)}
+        psi_r = {"psi_r": torch.zeros(self.subspace.k)} if self.config.learn_psi_r else {}
+        return self.h.init(stream) | psi_r
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         unlabeled, query = batch.halves()
@@ -67,7 +71,7 @@ class FLowDUP:
         loss = mean_loss(self.f(theta, query.x), query)
         if self.config.reduction == "sum":
             loss = loss * query.labeled.sum()
-        omega = (v - params["psi_r"]).square().sum()
+        omega = (v - params["psi_r"] if self.config.learn_psi_r else v).square().sum()
         return loss + self.config.regularization * omega
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:

@@ -1,8 +1,12 @@
-"""LD-FedAvg: FedAvg over the subspace vector v (the FLowDUP paper's low-dimensional baseline).
+"""LD-FedAvg: one model for all, trained in a random subspace.
+
+The low-dimensional baseline of Zakerinia, Scott, Lampert 2025.
 
     L(v) = mean over labeled (x, y) of l(y, f(x; theta_0 + P v))
 
-Sent each way and round: v, k numbers.  Only labeled clients train.
+Sent per client and round: v down and its update up, 4 k bytes each.  Only labeled clients train.
+
+Departure: rows of P are scaled per layer (`subspace.row_scale`), of which the paper says nothing.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flowdup.methods.base import Batch, mean_loss
+from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.parts import Parts
 from flowdup.models.network import Weights
 from flowdup.params import Params
@@ -23,9 +27,7 @@ class LDFedAvgConfig:
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
 
 
-class LDFedAvg:
-    learns_unlabeled = False
-
+class LDFedAvg(Method):
     def __init__(self, config: LDFedAvgConfig, parts: Parts) -> None:
         self.f = parts.f
         self.subspace = parts.subspace(config.subspace)

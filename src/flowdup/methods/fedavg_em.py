@@ -1,0 +1,89 @@
+"""FedAvg + EM: the FedAvg model, corrected for how often each class occurs at the client.
+
+Saerens, Latinne, Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori
+Probabilities: A Simple Procedure", Neural Computation 2002, on the model of FedAvg.
+
+    p(y | x) = softmax f(x; theta)                  with the classes' shares pi of all labels
+    w(y | x) proportional to p(y | x) q(y) / pi(y)                                      E-step
+    q(y)     = mean over x in X of w(y | x)         `steps` times, from q = pi          M-step
+
+The client's model is theta with log q - log pi added to the bias of f's last layer.  Strong where
+clients differ in their labels only.
+
+Sent per client and round: as FedAvg, and log pi with its update, 4 C bytes more each way.  log pi
+is learned with theta: it minimises the loss of a prediction that ignores x.
+
+Departure: the source knows pi by counting; here no client tells its counts.  `client.clip` limits
+the gradient of theta and log pi together, so only without it is theta exactly FedAvg's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from flowdup.errors import ConfigError
+from flowdup.methods.base import Batch, Method, mean_loss
+from flowdup.methods.parts import Parts
+from flowdup.models.network import Weights
+from flowdup.params import Params, part, prefixed
+from flowdup.random import Stream
+from flowdup.settings import check_range
+
+_LEAST = 1e-6  # the share that a class keeps, so that logarithms are finite
+
+
+@dataclass(frozen=True)
+class FedAvgEMConfig:
+    steps: int = 100
+    chunk: int = 2048  # points that pass through f at once
+
+    def __post_init__(self) -> None:
+        check_range("method.steps", self.steps, 0)
+        check_range("method.chunk", self.chunk, 1)
+
+
+class FedAvgEM(Method):
+    def __init__(self, config: FedAvgEMConfig, parts: Parts) -> None:
+        self.config = config
+        self.f, self.classes = parts.f, parts.spec.classes
+        self.bias = _output_bias(parts)
+
+    def init(self, stream: Stream) -> Params:
+        return prefixed("theta.", self.f.init(stream)) | {"log_pi": torch.zeros(self.classes)}
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        constant = params["log_pi"].expand(batch.y.shape[0], -1)  # [B, classes]
+        return mean_loss(self.f(part(params, "theta."), batch.x), batch) + mean_loss(
+            constant, batch
+        )
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        theta, log_pi = part(params, "theta."), log_softmax(params["log_pi"], 0)
+        logits = torch.cat([self.f(theta, rows) for rows in torch.split(x, self.config.chunk)])
+        shift = self.prior_shift(logits, log_pi, present)
+        return theta | {self.bias: theta[self.bias] + shift}
+
+    def prior_shift(self, logits: Tensor, log_pi: Tensor, present: Tensor) -> Tensor:
+        """log q - log pi, by EM on logits [n, classes]."""  # [classes]
+        shift = torch.zeros_like(log_pi)
+        for _ in range(self.config.steps):
+            w = (logits + shift).softmax(1)  # [n, classes]
+            q = present @ w / present.sum().clamp(min=1)
+            shift = q.clamp(min=_LEAST).log() - log_pi
+        return shift
+
+
+def _output_bias(parts: Parts) -> str:
+    """The parameter of f that is added to the logits as it is."""
+    f = parts.f
+    weights = {n: w.to(parts.device, parts.dtype) for n, w in f.init(Stream(0)).items()}
+    x = torch.zeros(1, *parts.spec.shape)  # its reader brings it there
+    shift = torch.arange(1.0, parts.spec.classes + 1, device=parts.device, dtype=parts.dtype)
+    for name, shape in f.shapes.items():
+        if shape == tuple(shift.shape):
+            moved = f(weights | {name: weights[name] + shift}, x) - f(weights, x)
+            if torch.allclose(moved, shift[None], atol=1e-4):
+                return name
+    raise ConfigError("method 'fedavg-em' needs a model whose last layer has a bias: give it one")

@@ -1,0 +1,79 @@
+"""FedProx: FedAvg whose clients stay near the model that they were sent.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+    L(theta) = mean over labeled (x, y) of l(y, f(x; theta)) + mu / 2 ||theta - theta_start||^2
+
+mu adapts as in their appendix: it starts at 1, grows by 0.1 when the loss has risen, shrinks by 0.1
+when it has fallen five times in a row, and is never below 0.
+
+Sent per client and round: theta and mu down, 4 d + 4 bytes; the update of theta up, 4 d bytes.
+Only labeled clients train.
+
+Departures: the loss is the cohort's mean objective, since no server can ask all clients every
+round.  It depends on who is in the cohort, so means over `period` rounds are compared: with single
+rounds half of all comparisons are rises by chance, and mu grows without end.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowdup.methods.base import Batch
+from flowdup.methods.fedavg import FedAvg, FedAvgConfig
+from flowdup.methods.parts import Parts
+from flowdup.params import Params
+from flowdup.settings import check_range
+
+_STEP = 0.1
+_FALLS = 5
+
+
+@dataclass(frozen=True)
+class FedProxConfig:
+    mu: float = 1.0  # at the start
+    adaptive: bool = True
+    period: int = 10  # rounds whose mean loss is one observation
+
+    def __post_init__(self) -> None:
+        check_range("method.mu", self.mu, 0)
+        check_range("method.period", self.period, 1)
+
+
+class FedProx(FedAvg):
+    told = ("mu",)
+
+    def __init__(self, config: FedProxConfig, parts: Parts) -> None:
+        super().__init__(FedAvgConfig(), parts)
+        self.config = config
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        distance = torch.stack([(p - start[n]).square().sum() for n, p in params.items()]).sum()
+        return super().loss(params, batch, start) + start["mu"] / 2 * distance
+
+    def memory(self) -> Params:
+        """mu; the rounds of this period and their total loss; the mean of the period before; how
+        many times in a row the mean has fallen.
+        """
+        zero = torch.zeros(())
+        return {
+            "mu": torch.tensor(self.config.mu),
+            "rounds": zero,
+            "total": zero,
+            "before": torch.tensor(torch.nan),
+            "falls": zero,
+        }
+
+    def adapt(self, memory: Params, loss: Tensor) -> Params:
+        if not self.config.adaptive:
+            return memory
+        rounds, total = memory["rounds"] + 1, memory["total"] + loss
+        mean, zero = total / rounds, torch.zeros_like(total)
+        falls = torch.where(mean < memory["before"], memory["falls"] + 1, zero)
+        change = _STEP * (mean > memory["before"]) - _STEP * (falls >= _FALLS)
+        mu = (memory["mu"] + change).clamp(min=0)
+        observed = {"mu": mu, "rounds": zero, "total": zero, "before": mean, "falls": falls}
+        waiting = memory | {"rounds": rounds, "total": total}
+        due = rounds >= self.config.period
+        return {n: torch.where(due, new, waiting[n]) for n, new in observed.items()}

@@ -1,0 +1,92 @@
+"""FedTTA: a model for all and a learned loss that adapts it to unlabeled data in one step.
+
+Ye et al., "UPFL: Unsupervised Personalized Federated Learning towards New Clients", SDM 2024: the
+learned loss of ARM (Zhang et al. 2021) trained by FedAvg.
+
+    l(theta; X) = || g(f(x; theta); phi) for x in X ||_2         g: C - 32 - 32 - 32 - 1, ReLU
+    theta'      = theta - inner_lr * gradient of l(theta; X) by theta
+    L           = mean over labeled (x, y) of l(y, f(x; theta'))
+
+The gradient of L by (theta, phi) goes through the inner step, so it is of second order; the inner
+step and L use the same batch.  A new client takes the inner step on its unlabeled data, averaged
+over batches.
+
+Sent per client and round: theta and phi down and their updates up, 4 (d + d_g) bytes each, d_g =
+2,497 for 10 classes and 4,161 for 62.  Only labeled clients train.
+
+Departures: theta and phi share the client's optimizer (one learning rate, no weight decay unless
+set), where the source has one for each and a momentum for phi; gradients are clipped together, by
+`client.clip`.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+
+from flowdup.methods.base import Batch, Method, mean_loss, sum_gradients
+from flowdup.methods.parts import Parts
+from flowdup.models.network import Network, Weights
+from flowdup.params import Params, part, prefixed
+from flowdup.random import Stream
+from flowdup.settings import check_range
+
+_TINY = 1e-12  # keeps the norm's derivative finite at 0
+
+
+@dataclass(frozen=True)
+class FedTTAConfig:
+    inner_lr: float = 0.01
+    chunk: int = 50  # points that count as one batch of a new client; as client.batch_size
+
+    def __post_init__(self) -> None:
+        check_range("method.inner_lr", self.inner_lr, 0)
+        check_range("method.chunk", self.chunk, 1)
+
+
+class FedTTA(Method):
+    def __init__(self, config: FedTTAConfig, parts: Parts) -> None:
+        self.config = config
+        self.f = parts.f
+        self.g = Network.build(_adaptation, (parts.spec.classes,), 1, lambda logits: logits)
+
+    def init(self, stream: Stream) -> Params:
+        """phi starts as the source's, within 1 / sqrt(fan_in): He's bound, sqrt(6) times that in each
+        of four layers, makes the first inner steps 36 times as long.
+        """
+        theta, phi = self.f.init(stream.child("theta")), self.g.init(stream.child("phi"))
+        return prefixed("theta.", theta) | prefixed(
+            "phi.", {n: w / math.sqrt(6) for n, w in phi.items()}
+        )
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        theta, phi = part(params, "theta."), part(params, "phi.")
+        gradient = grad(self.learned_loss)(theta, phi, batch.x, batch.present)
+        return mean_loss(self.f(self._step(theta, gradient), batch.x), batch)
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        theta, phi = part(params, "theta."), part(params, "phi.")
+
+        def loss(theta: Weights, x: Tensor, present: Tensor) -> Tensor:
+            return self.learned_loss(theta, phi, x, present)
+
+        gradient = sum_gradients(loss, theta, x, present, self.config.chunk)
+        batches = torch.stack([p.any() for p in torch.split(present, self.config.chunk)]).sum()
+        return self._step(theta, {n: g / batches.clamp(min=1) for n, g in gradient.items()})
+
+    def learned_loss(self, theta: Weights, phi: Weights, x: Tensor, present: Tensor) -> Tensor:
+        out = self.g(phi, self.f(theta, x))[:, 0]  # [n]
+        return ((out * present).square().sum() + _TINY).sqrt()
+
+    def _step(self, theta: Weights, gradient: Weights) -> Weights:
+        return {n: w - self.config.inner_lr * gradient[n] for n, w in theta.items()}
+
+
+def _adaptation(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Three hidden layers of 32 on the logits."""
+    sizes = (shape[0], 32, 32, 32)
+    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], outputs))
