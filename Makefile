@@ -1,8 +1,10 @@
 VENV ?= .venv
 PYTHON ?= python3
 INSTALLED := $(VENV)/.installed
+PEERS := $(VENV)-peers
+PEERS_INSTALLED := $(PEERS)/.installed
 
-.PHONY: demo test lint
+.PHONY: demo test test-peers lint
 
 demo: $(INSTALLED)
 	$(VENV)/bin/flowdup compare demo --out runs/demo
@@ -10,6 +12,10 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(VENV)/bin/pytest
+
+# Against another project's FedAvg, in an environment apart: it pins packages of its own.
+test-peers: $(PEERS_INSTALLED)
+	$(PEERS)/bin/pytest tests/peers
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -20,4 +26,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[data,dev]'
+	touch $@
+
+$(PEERS_INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --constraint constraints.txt torch
+	$(PEERS)/bin/pip install --quiet --constraint constraints.txt \
+		'pfl[pytorch]==0.6.0' --editable '.[dev]'
 	touch $@

@@ -33,6 +33,7 @@ from flowdup.run import evaluate_run, train_run
 from flowdup.settings import Table, as_table
 
 READINGS = ("accuracy", "held_out", "validation")
+COSTS = ("parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
                 "held_out": evaluation["accuracy"]["held_out"],
                 "validation": last.get("validation_accuracy"),
                 "seconds": last["seconds"],
+                **{key: evaluation["cost"][key] for key in COSTS},
                 **{key: evaluation[key] for key in ("device", "versions", "commit")},
             }
         )
@@ -136,13 +138,15 @@ def summarize(rows: list[dict[str, Any]], out: Path) -> dict[str, dict[str, Any]
     """Mean, deviation and values over seeds, in percent; also written to OUT/summary.json.
 
     The top level is the transductive reading of accuracy on test clients; `held_out` is the other,
-    and `validation`, for tuning, the accuracy on validation clients after the last round.
+    and `validation`, for tuning, the accuracy on validation clients after the last round; `cost` is
+    per client, and per round where it is of training.
     """
     summary: dict[str, dict[str, Any]] = {}
     for variant in dict.fromkeys(row["variant"] for row in rows):
         mine = [row for row in rows if row["variant"] == variant]
         spreads = {key: _spread([row[key] for row in mine]) for key in READINGS}
-        summary[variant] = spreads.pop("accuracy") | spreads
+        costs = {key: mine[0][key] for key in COSTS}
+        summary[variant] = spreads.pop("accuracy") | spreads | {"cost": costs}
     write_atomic(out / "summary.json", json.dumps(summary, indent=2).encode())
     return summary
 

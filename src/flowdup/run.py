@@ -9,6 +9,7 @@ report.html     curves, accuracy, settings
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,12 +20,13 @@ import torch
 
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
 from flowdup.config import Config, load_config, read_config, read_toml
+from flowdup.cost import Cost, measure
 from flowdup.data import ClientData, Population, load_population
 from flowdup.engines import Engine, build_engine
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
-from flowdup.methods import Method, Parts
+from flowdup.methods import Method, Params, Parts
 from flowdup.personalize import load
 from flowdup.provenance import provenance
 from flowdup.random import Stream
@@ -67,6 +69,11 @@ class Simulation:
             return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
 
         return ServerState(state.round, here(state.psi), here(state.optimizer), here(state.memory))
+
+    def cost(self, psi: Params) -> Cost:
+        """What the method asks of a client of middling size."""
+        points = round(statistics.median(map(len, self.population.train)))
+        return measure(self.method, self.config.client, self.population.spec, psi, points)
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
         """Train on from a state; evaluated rounds carry the accuracy of validation clients."""
@@ -128,6 +135,7 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
         "method": simulation.config.method.name,
         "round": state.round,
         "accuracy": mean_accuracy(scores),
+        "cost": asdict(simulation.cost(state.psi)),
         "clients": [asdict(score) for score in scores],
         **provenance(simulation.device),
     }

@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[type[Any], type[Any]]] = {  # name: (settings, method)
 def summary(name: str) -> str:
     """What a method is, in one line."""
     text = inspect.getdoc(inspect.getmodule(METHODS[name][1])) or ""
-    return text.splitlines()[0].partition(": ")[2]
+    return text.splitlines()[0].partition(": ")[2].rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""FedAvg + EM: the FedAvg model, corrected for how often each class occurs at the client.
+"""FedAvg + EM: the FedAvg model corrected for how often each class occurs at the client.
 
 Saerens, Latinne, Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori
 Probabilities: A Simple Procedure", Neural Computation 2002, on the model of FedAvg.

@@ -1,4 +1,4 @@
-"""FedAvg + Tent: the FedAvg model, made surer of itself on a client's unlabeled data.
+"""FedAvg + Tent: the FedAvg model made surer of itself on a client's unlabeled data.
 
 Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021, on the model of
 FedAvg.

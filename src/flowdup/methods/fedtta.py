@@ -54,8 +54,8 @@ class FedTTA(Method):
         self.g = Network.build(_adaptation, (parts.spec.classes,), 1, lambda logits: logits)
 
     def init(self, stream: Stream) -> Params:
-        """phi starts as the source's, within 1 / sqrt(fan_in): He's bound, sqrt(6) times that in each
-        of four layers, makes the first inner steps 36 times as long.
+        """phi starts as in the source, within 1 / sqrt(fan_in): He's bound, sqrt(6) times that in
+        each of four layers, makes the first inner steps 36 times as long.
         """
         theta, phi = self.f.init(stream.child("theta")), self.g.init(stream.child("phi"))
         return prefixed("theta.", theta) | prefixed(

@@ -1,4 +1,4 @@
-"""ODPFL-HN: an encoder of unlabeled data and a hypernetwork that emits all d weights of a model.
+"""ODPFL-HN: each client its own model, all d weights emitted by a hypernetwork with an encoder.
 
 Amosy, Eyal, Chechik, "Late to the Party? On-Demand Unlabeled Personalized Federated Learning", WACV
 2024.  No official code is public; sizes are those of a re-implementation in the code of FedTTA.

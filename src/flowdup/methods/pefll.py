@@ -1,4 +1,4 @@
-"""PeFLL, unlabeled: a hypernetwork that reads unlabeled data and emits all d weights of a model.
+"""PeFLL: each client its own model, all d weights emitted by a hypernetwork, here without labels.
 
 Scott, Zakerinia, Lampert, "PeFLL: Personalized Federated Learning by Learning to Learn", ICLR 2024.
 
