@@ -17,14 +17,15 @@ from flowdup.compare import collect, read_comparison, run_comparison, summarize
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
-from flowdup.data.sources import SOURCES, data_folder, find
-from flowdup.data.sources import verify as verify_source
+from flowdup.data.sources import SOURCES, data_folder, named
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.files import write_atomic
+from flowdup.methods import METHODS, summary
 from flowdup.models import import_models
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.run import embed_run, evaluate_run, train_run
+from flowdup.settings import plain
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
@@ -140,11 +141,12 @@ def compare(
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file with a table 'compare'.")],
     out: Annotated[Path, typer.Option(help="The folder for all runs.")],
     settings: Settings = None,
+    only: Annotated[str, typer.Option(help="Variants whose names fit, e.g. 'fed*'.")] = "*",
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train several methods with several seeds and print one table."""
-    work = read_comparison(preset, out, settings)
+    work = read_comparison(preset, out, settings, only)
     done = run_comparison(work, min(jobs or os.cpu_count() or 1, len(work)), context.obj)
     if as_json:
         for job in done:
@@ -158,10 +160,29 @@ def compare(
     console.print(f"{out / 'summary.json'}; every run has a report.html")
 
 
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """What methods there are, and their settings."""
+    found = [
+        {
+            "name": name,
+            "summary": summary(name),
+            "learns_unlabeled": method.learns_unlabeled,
+            "settings": plain(settings()),
+        }
+        for name, (settings, method) in METHODS.items()
+    ]
+    if as_json:
+        print(json.dumps(found))
+        return
+    for row in found:
+        console.print(f"{row['name']:12} {row['summary']}", soft_wrap=True, highlight=False)
+
+
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """What sets there are and where they lie."""
-    found = {name: find(name) for name in SOURCES}
+    found = {name: source.find(data_folder()) for name, source in SOURCES.items()}
     if as_json:
         print(json.dumps({name: path and str(path) for name, path in found.items()}))
         return
@@ -179,15 +200,15 @@ def data_list(as_json: Json = False) -> None:
 def data_fetch(name: str, as_json: Json = False) -> None:
     """Download a set from its official place and check every byte."""
     with Downloads(console, quiet=as_json) as progress:
-        path = fetch_source(name, None, progress.show)
-    _say(as_json, {"path": str(path)}, f"{path} is complete and right")
+        path = fetch_source(named(name), data_folder(), progress.show)
+    _say(as_json, {"path": str(path)}, f"{path} is checked and right")
 
 
 @data_app.command("verify")
 def data_verify(name: str, as_json: Json = False) -> None:
     """Check every byte of a set."""
-    path = verify_source(name)
-    _say(as_json, {"path": str(path)}, f"{path} is complete and right")
+    path = named(name).verify(data_folder())
+    _say(as_json, {"path": str(path)}, f"{path} is checked and right")
 
 
 def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
@@ -203,11 +224,19 @@ def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
     write_atomic(path, content.getvalue())
 
 
-def _accuracy_table(summary: dict[str, dict[str, Any]]) -> Table:
+def _accuracy_table(rows: dict[str, dict[str, Any]]) -> Table:
     table = Table("method", "accuracy (%)", "held-out (%)", title="unlabeled test clients")
-    for name, row in summary.items():
-        cells = [f"{_percent(r['mean'])} ± {r['std']:.1f}" for r in (row, row["held_out"])]
-        table.add_row(name, *cells)
+    for column in ("parameters", "MB up", "GFLOP to train", "to personalise"):
+        table.add_column(column, justify="right")
+    for name, row in rows.items():
+        cost = row["cost"]
+        table.add_row(
+            name,
+            *(f"{_percent(r['mean'])} ± {r['std']:.1f}" for r in (row, row["held_out"])),
+            f"{cost['parameters']:,}",
+            f"{cost['bytes_up'] / 1e6:.2f}",
+            *(f"{cost[key] / 1e9:.3f}" for key in ("train_flops", "personalize_flops")),
+        )
     return table
 
 

@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,10 @@ class Job:
     folder: Path
 
 
-def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
+def read_comparison(
+    name: str, out: Path, overrides: list[str] | None = None, only: str = "*"
+) -> list[Job]:
+    """One job for every seed and every variant whose name fits the pattern `only`."""
     table = dict(load_table(name))
     compare = as_table(table.pop("compare", {}), "compare")
     seeds, variants = compare.get("seeds", []), as_table(compare.get("variants", {}), "variants")
@@ -53,7 +57,10 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         )
     for text in overrides or []:
         table = override(table, text)
-    changes = {n: t for name, change in variants.items() for n, t in _expand(name, change)}
+    expanded = (pair for variant, change in variants.items() for pair in _expand(variant, change))
+    changes = {variant: change for variant, change in expanded if fnmatchcase(variant, only)}
+    if not changes:
+        raise ConfigError(f"no variant fits '{only}': use one of {', '.join(variants)}")
     return [
         Job(
             variant,
@@ -86,7 +93,7 @@ def _seeds(value: Any) -> bool:
 
 
 def _label(value: Any) -> str:
-    return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+    return "-".join(map(_label, value.values())) if isinstance(value, dict) else str(value)
 
 
 def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -> Iterator[Job]:

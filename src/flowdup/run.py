@@ -1,6 +1,7 @@
 """A run and its folder: training that can be killed at any moment and continued to the same bits.
 
 config.toml     the resolved settings
+clients.json    who is in which group, who has labels, and of which images each is made
 metrics.jsonl   one line per round
 checkpoint/     psi and the server's memory
 evaluation.json accuracy of test clients (`evaluate_run`)
@@ -113,6 +114,7 @@ def train_run(
     state = simulation.load_state(checkpoint) if started else simulation.initial_state()
     check_clients(config.server, simulation.method, simulation.population.train)
     write_atomic(out / "config.toml", to_toml(config).encode())
+    write_atomic(out / "clients.json", json.dumps(simulation.population.listing()).encode())
     before = _keep_metrics(metrics_file, state.round)
     start = time.monotonic() - before
     for latest, metrics in simulation.rounds(state):

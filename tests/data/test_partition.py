@@ -17,7 +17,7 @@ X[:, 0, 0, 1] = -1  # a mark that shows the rotation
 
 
 def make(recipe: Recipe, clients: int, seed: int = 0) -> list[ClientData]:
-    return make_clients(recipe, X, Y, clients, Stream(seed).child("group"))
+    return make_clients(recipe, X, Y, torch.arange(len(Y)), clients, Stream(seed).child("group"))
 
 
 def numbers(client: ClientData) -> list[int]:
@@ -88,8 +88,10 @@ def test_what_cannot_be_made_is_refused(recipe: Recipe, clients: int, message: s
 def test_oblong_images_turn_by_180_degrees_only() -> None:
     oblong = torch.zeros(10, 1, 2, 3)
     with pytest.raises(ConfigError, match="180 degrees only"):
-        make_clients(Recipe(5, 0, (90,)), oblong, Y[:10], 1, Stream(0).child("x"))
-    assert make_clients(Recipe(5, 0, (180,)), oblong, Y[:10], 1, Stream(0).child("x"))
+        make_clients(Recipe(5, 0, (90,)), oblong, Y[:10], torch.arange(10), 1, Stream(0).child("x"))
+    assert make_clients(
+        Recipe(5, 0, (180,)), oblong, Y[:10], torch.arange(10), 1, Stream(0).child("x")
+    )
 
 
 def test_overlapping_clients_have_one_lane_each_and_are_drawn_one_at_a_time() -> None:
@@ -97,7 +99,7 @@ def test_overlapping_clients_have_one_lane_each_and_are_drawn_one_at_a_time() ->
     x = torch.arange(20_000).reshape(-1, 1, 1, 1)
     stream = Stream(0).child("group")
     tracemalloc.start()
-    made = make_clients(Recipe(10, overlap=True), x, y, 50, stream)
+    made = make_clients(Recipe(10, overlap=True), x, y, torch.arange(len(y)), 50, stream)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     lanes = stream.child("points").lanes(0, 50, 20_000)
@@ -108,4 +110,9 @@ def test_overlapping_clients_have_one_lane_each_and_are_drawn_one_at_a_time() ->
 
 @given(st.integers(0, 2), st.booleans())
 def test_no_clients_are_made_of_no_images(classes: int, overlap: bool) -> None:
-    assert make_clients(Recipe(20, classes, (0, 90), overlap), X[:0], Y[:0], 0, Stream(0)) == []
+    assert (
+        make_clients(
+            Recipe(20, classes, (0, 90), overlap), X[:0], Y[:0], torch.arange(0), 0, Stream(0)
+        )
+        == []
+    )

@@ -19,19 +19,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from flowdup.data.fetch import fetch
-from flowdup.data.sources import (
-    IDX,
-    ROWS,
-    SOURCES,
-    Images,
-    Layout,
-    Part,
-    Source,
-    data_folder,
-    find,
-    load_images,
-    verify,
-)
+from flowdup.data.images import IDX, ROWS, Images, ImageSet, Layout, Part
+from flowdup.data.sources import SOURCES, data_folder, named
 from flowdup.errors import ConfigError, DataError
 
 RANDOM = np.random.default_rng(0)
@@ -74,12 +63,12 @@ COLOUR_FILES = {
 
 def source(
     name: str, channels: int, layout: Layout, algorithm: str, files: dict[str, bytes]
-) -> Source:
+) -> ImageSet:
     parts = tuple(
         Part(file, len(data), f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}")
         for file, data in files.items()
     )
-    return Source(
+    return ImageSet(
         name, (channels, 4, 5), (0.5,) * channels, (0.5,) * channels, layout=layout, parts=parts
     )
 
@@ -132,7 +121,7 @@ FORMS = {  # what may lie in the data folder, and of which set
 every_form = pytest.mark.parametrize(("small", "files"), FORMS.values(), ids=FORMS)
 
 
-def expected(small: Source) -> Images:
+def expected(small: ImageSet) -> Images:
     arrays = GREY if small is SMALL_MNIST else COLOUR
 
     def image(x: np.ndarray) -> torch.Tensor:
@@ -156,14 +145,14 @@ def same(a: Images, b: Images) -> bool:
 @every_form
 def test_every_stored_form_gives_the_same_images(small, files, tmp_path):
     write(tmp_path, files)
-    assert same(load_images(small, tmp_path), expected(small))
-    assert verify(small, tmp_path) == find(small, tmp_path)
+    assert same(small.load(tmp_path), expected(small))
+    assert small.verify(tmp_path) == small.find(tmp_path)
 
 
 def test_an_npz_with_wide_labels_is_read(tmp_path):
     wide = GREY | {"y_train": GREY["y_train"].astype(np.int64)}
     write(tmp_path, {"small_mnist.npz": npz(**wide)})
-    assert same(load_images(SMALL_MNIST, tmp_path), expected(SMALL_MNIST))
+    assert same(SMALL_MNIST.load(tmp_path), expected(SMALL_MNIST))
 
 
 @every_form
@@ -182,7 +171,7 @@ def test_a_flipped_pixel_is_found_in_every_form(small, files, tmp_path):
     else:
         data = flipped(data)
     write(tmp_path, {**files, name: data})
-    message = refused(lambda: load_images(small, tmp_path))
+    message = refused(lambda: small.load(tmp_path))
     assert str(tmp_path / name) in message
     assert "is corrupt and is not used" in message
     assert f"`flowdup data fetch {small.name}`" in message
@@ -209,7 +198,7 @@ def test_no_flipped_or_missing_byte_goes_unnoticed(form, where, data):
     with TemporaryDirectory() as folder:
         write(Path(folder), {**files, name: raw[:at] + data.draw(st.sampled_from([b"", flip]))})
         try:
-            images = load_images(small, Path(folder))
+            images = small.load(Path(folder))
         except DataError as error:
             assert "is corrupt and is not used" in str(error)
         else:
@@ -232,47 +221,47 @@ def test_no_flipped_or_missing_byte_goes_unnoticed(form, where, data):
 def test_wrong_arrays_in_an_npz_are_refused(small, arrays, damage, tmp_path):
     name = small.name.replace("-", "_")
     write(tmp_path, {f"{name}.npz": npz(**(arrays | damage(arrays)))})
-    assert "is corrupt" in refused(lambda: load_images(small, tmp_path))
+    assert "is corrupt" in refused(lambda: small.load(tmp_path))
 
 
 def test_a_missing_array_in_an_npz_is_named(tmp_path):
     write(tmp_path, {"small_mnist.npz": npz(x_train=GREY["x_train"], y_train=GREY["y_train"])})
-    assert "no array 'x_test'" in refused(lambda: load_images(SMALL_MNIST, tmp_path))
+    assert "no array 'x_test'" in refused(lambda: SMALL_MNIST.load(tmp_path))
 
 
 def test_a_pickle_in_an_npz_is_not_opened(tmp_path):
     arrays = GREY | {"y_test": np.array([{"a": 1}], dtype=object)}
     np.savez(tmp_path / "small_mnist.npz", **arrays)
-    assert "allow_pickle=False" in refused(lambda: load_images(SMALL_MNIST, tmp_path))
+    assert "allow_pickle=False" in refused(lambda: SMALL_MNIST.load(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["small_mnist.npz", "small-mnist/train-images-idx3-ubyte.gz"])
 def test_text_in_the_place_of_data_is_refused(name, tmp_path):
     write(tmp_path, {**within("small-mnist", PACKED), name: b"<html>404 not found</html>"})
-    assert "is corrupt" in refused(lambda: load_images(SMALL_MNIST, tmp_path))
+    assert "is corrupt" in refused(lambda: SMALL_MNIST.load(tmp_path))
 
 
 def test_a_file_with_more_than_it_should_have_is_refused(tmp_path):
     longer = {name: data + b"\0" for name, data in GREY_FILES.items()}
     write(tmp_path, within("small-mnist", longer))
-    assert "is corrupt" in refused(lambda: load_images(SMALL_MNIST, tmp_path))
+    assert "is corrupt" in refused(lambda: SMALL_MNIST.load(tmp_path))
 
 
 def test_an_incomplete_set_is_missing(tmp_path):
     write(tmp_path, within("small-mnist", dict(list(GREY_FILES.items())[:3])))
-    assert find(SMALL_MNIST, tmp_path) is None
+    assert SMALL_MNIST.find(tmp_path) is None
 
 
 def test_missing_data_says_where_it_was_sought_and_how_to_get_it(tmp_path):
-    message = refused(lambda: load_images("mnist", tmp_path))
+    message = refused(lambda: named("mnist").load(tmp_path))
     assert str(tmp_path) in message
     assert "`flowdup data fetch mnist`" in message
     assert "FLOWDUP_DATA" in message
 
 
 def test_an_unknown_set_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match="digits, mnist, fashion-mnist, cifar10"):
-        load_images("mnits")
+    with pytest.raises(ConfigError, match="digits, mnist, fashion-mnist, cifar10, femnist"):
+        named("mnits")
 
 
 def test_the_data_folder_is_the_users_choice_or_a_cache(monkeypatch, tmp_path):
@@ -286,7 +275,7 @@ def test_the_data_folder_is_the_users_choice_or_a_cache(monkeypatch, tmp_path):
 
 
 def test_digits_are_split_in_their_order_and_fill_the_range(tmp_path):
-    images = load_images("digits", tmp_path)
+    images = named("digits").load(tmp_path)
     assert images.x_train.shape == (1300, 1, 8, 8)
     assert images.x_test.shape == (497, 1, 8, 8)
     assert (images.x_train.dtype, images.y_train.dtype) == (torch.uint8, torch.int64)
@@ -296,19 +285,19 @@ def test_digits_are_split_in_their_order_and_fill_the_range(tmp_path):
     unit = images.x_train.double() / 255
     assert unit.mean().item() == pytest.approx(SOURCES["digits"].mean[0], abs=1e-4)
     assert unit.std().item() == pytest.approx(SOURCES["digits"].std[0], abs=1e-4)
-    assert find("digits", tmp_path) == verify("digits", tmp_path)
+    assert named("digits").find(tmp_path) == named("digits").verify(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["pixel", "label", "image"])
-def test_digits_that_scikit_learn_bundles_otherwise_are_refused(damage, monkeypatch):
+def test_digits_that_scikit_learn_bundles_otherwise_are_refused(damage, monkeypatch, tmp_path):
     bundle = load_digits()
     if damage == "image":
         bundle.data = bundle.data[:-1]
     else:
         (bundle.data[5] if damage == "pixel" else bundle.target)[20] += 1
     monkeypatch.setattr("sklearn.datasets.load_digits", lambda: bundle)
-    for action in (load_images, verify):
-        assert "reinstall scikit-learn" in refused(lambda action=action: action("digits"))
+    for action in (named("digits").load, named("digits").verify):
+        assert "reinstall scikit-learn" in refused(lambda action=action: action(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
@@ -375,14 +364,14 @@ def test_fetch_downloads_every_file_and_reports_its_bytes(shelf, tmp_path):
     assert path == tmp_path / "small-mnist"
     assert reports == {name: (len(data), len(data)) for name, data in PACKED.items()}
     assert stored(path) == sorted(PACKED)
-    assert same(load_images(online, tmp_path), expected(SMALL_MNIST))
+    assert same(online.load(tmp_path), expected(SMALL_MNIST))
 
 
 def test_fetch_downloads_an_archive(shelf, tmp_path):
     shelf.files["cifar-10-binary.tar.gz"] = tar(COLOUR_FILES)
     online = replace(SMALL_CIFAR, url=shelf.url)
     assert fetch(online, tmp_path, silent) == tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
-    assert same(load_images(online, tmp_path), expected(SMALL_CIFAR))
+    assert same(online.load(tmp_path), expected(SMALL_CIFAR))
 
 
 def test_fetch_leaves_good_files_and_replaces_corrupt_ones(shelf, tmp_path):
@@ -395,7 +384,7 @@ def test_fetch_leaves_good_files_and_replaces_corrupt_ones(shelf, tmp_path):
 @every_form
 def test_fetch_downloads_nothing_if_any_good_form_is_there(small, files, shelf, tmp_path):
     write(tmp_path, files)
-    assert fetch(replace(small, url=shelf.url), tmp_path, silent) == find(small, tmp_path)
+    assert fetch(replace(small, url=shelf.url), tmp_path, silent) == small.find(tmp_path)
     assert shelf.asked == []
 
 

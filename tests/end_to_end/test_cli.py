@@ -139,13 +139,16 @@ def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) ->
 
 
 def test_data_commands_list_and_verify_and_say_how_to_fetch(tmp_path: Path) -> None:
-    assert "mnist" in good("data", "list")
+    listed = good("data", "list")
+    assert all(text in listed for text in ("fashion-mnist", "femnist", "1x28x28", "62"))
     assert last(good("data", "list", "--json"))["digits"]
-    assert "complete" in good("data", "verify", "digits")
+    assert "is checked and right" in good("data", "verify", "digits")
     os.environ["FLOWDUP_DATA"] = str(tmp_path)
     try:
         assert "flowdup data fetch mnist" in refused("data", "verify", "mnist")
         assert "choose one of digits" in refused("data", "fetch", "imagenet")
+        for command in ("fetch", "verify"):
+            assert "github.com/TalwalkarLab/leaf" in refused("data", command, "femnist")
         assert "flowdup data fetch mnist" in refused(
             "train", "digits", "--set=data.source=mnist", "--out", tmp_path / "r"
         )
@@ -244,7 +247,8 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "reads images [channels, height, width]" in refused(
         "train", "digits", "--set=model=cnn", "--set=data.source=folder", "--out", out,
         f"--set=data.path={_floats(tmp_path / 'clients')}", "--set=data.validation_clients=1",
-        "--set=data.test_clients=1",
+        "--set=data.test_clients=1", "--set=data.train_clients=0", "--set=data.overlap=false",
+        "--set=data.classes_per_client=0", "--set=data.rotations=[]",
     )  # fmt: skip
     assert not out.exists()
     assert "[/foo]" in refused("train", "digits", "--set=[/foo]", "--out", out)

@@ -1,7 +1,8 @@
 """Clients and what their inputs look like."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,8 @@ class ClientData:
     x: Tensor
     y: Tensor | None = None
     name: str = ""
-    traits: dict[str, Trait] = field(
-        default_factory=dict
-    )  # what is known of it: rotation, site, ...
+    traits: dict[str, Trait] = field(default_factory=dict)  # what is known of it: rotation, site
+    images: tuple[int, ...] = ()  # simulated: which ones of the source's images x are
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -30,7 +30,7 @@ class ClientData:
         return self.y is not None and bool((self.y >= 0).any())
 
     def unlabeled(self) -> "ClientData":
-        return ClientData(self.x, None, self.name, self.traits)
+        return replace(self, y=None)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,7 @@ class InputSpec:
             x = x if x.is_floating_point() else x.to(torch.float32)
             if not all(bool(torch.isfinite(part).all()) for part in torch.split(x, 4096)):
                 raise DataError(f"{who} has NaN or infinite inputs: clean or drop these points")
-        return ClientData(
-            x, None if y is None else self._check_labels(y, x, who), client.name, client.traits
-        )
+        return replace(client, x=x, y=None if y is None else self._check_labels(y, x, who))
 
     def _check_labels(self, y: Tensor, x: Tensor, who: str) -> Tensor:
         if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
@@ -131,6 +129,18 @@ class Population:
         """The same with every client in the right types; DataError if one does not fit."""
         groups = (self.train, self.validation, self.test)
         return Population(self.spec, *([self.spec.check(c) for c in group] for group in groups))
+
+    def listing(self) -> dict[str, list[dict[str, Any]]]:
+        """Who is in which group, and of which of the source's images a simulated client is made."""
+        groups = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {
+            group: [
+                {"name": c.name, "points": len(c), "labeled": c.labeled, **c.traits}
+                | ({"images": c.images} if c.images else {})
+                for c in clients
+            ]
+            for group, clients in groups.items()
+        }
 
 
 def _name(tensor: Tensor) -> str:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
-from flowdup.data.sources import Source, data_folder, named, read_parts, verify
+from flowdup.data.images import ImageSet
+from flowdup.data.sources import Source
 from flowdup.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes done, bytes in all if known
@@ -17,30 +18,31 @@ _BLOCK = 1 << 18
 _TIMEOUT = 30  # seconds without a byte
 
 
-def fetch(source: str | Source, folder: Path | None, progress: Progress) -> Path:
+def fetch(source: Source, folder: Path, progress: Progress) -> Path:
     """Download what the set still lacks, and say where it lies, verified.
 
     A file appears in the folder once it is complete and has the right hash; a failed download
     leaves nothing behind and raises DataError.  Good files that are there are not fetched again.
+    A set that cannot be downloaded has to be there; if it is not, DataError says how to get it.
     """
-    source, folder = named(source), folder or data_folder()
-    with suppress(DataError):
-        return verify(source, folder)
-    for name in source.downloads:
-        target = folder / source.places[0] / name
-        if not _good(source, target):
-            _download(source, target, progress)
-    return verify(source, folder)
+    if isinstance(source, ImageSet) and source.url:
+        with suppress(DataError):
+            return source.verify(folder)
+        for name in source.downloads:
+            target = folder / source.places[0] / name
+            if not _good(source, target):
+                _download(source, target, progress)
+    return source.verify(folder)
 
 
-def _good(source: Source, file: Path) -> bool:
+def _good(source: ImageSet, file: Path) -> bool:
     try:
-        return file.is_file() and bool(read_parts(source, file))
+        return file.is_file() and bool(source.read_parts(file))
     except DataError:
         return False
 
 
-def _download(source: Source, target: Path, progress: Progress) -> None:
+def _download(source: ImageSet, target: Path, progress: Progress) -> None:
     url = source.url + target.name
     by_hand = f"download it by hand and put it in {target.parent}"
     try:

@@ -26,16 +26,20 @@ class Recipe:
 
 
 def make_clients(
-    recipe: Recipe, x: Tensor, y: Tensor, clients: int, stream: Stream
+    recipe: Recipe, x: Tensor, y: Tensor, pool: Tensor, clients: int, stream: Stream
 ) -> list[ClientData]:
-    """Clients by a recipe from images x [n, channels, height, width] and labels y [n]."""
+    """Clients by a recipe from images x [n, channels, height, width] and labels y [n].
+
+    `pool` has the numbers of the images that they may be made of.
+    """
     if not clients:
         return []
     if recipe.classes_per_client:
-        parts = _by_class(recipe, y.numpy(), clients, stream)
+        dealt = _by_class(recipe, y[pool].numpy(), clients, stream)
     else:
-        pool = np.arange(len(y))
-        parts = _deal(pool, clients, recipe.points, recipe.overlap, stream.child("points"))
+        every = np.arange(len(pool))
+        dealt = _deal(every, clients, recipe.points, recipe.overlap, stream.child("points"))
+    parts = [pool[places] for places in dealt]
     turns = _turns(clients, recipe.rotations, x.shape[-2:], stream)
     made = []
     for number, (part, turn) in enumerate(zip(parts, turns, strict=True)):
@@ -45,7 +49,8 @@ def make_clients(
         if recipe.classes_per_client:
             traits["classes"] = "+".join(map(str, sorted(set(y[part].tolist()))))
         images = torch.rot90(x[part], turn // 90, (-2, -1)).contiguous()
-        made.append(ClientData(images, y[part], f"{stream.path[-1]}-{number}", traits))
+        name = f"{stream.path[-1]}-{number}"
+        made.append(ClientData(images, y[part], name, traits, tuple(part.tolist())))
     return made
 
 

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from flowdup.data.clients import ClientData, InputSpec, Population
+from flowdup.data.femnist import Femnist
+from flowdup.data.images import ImageSet
 from flowdup.data.own import read_folder, read_table
 from flowdup.data.partition import Recipe, make_clients
-from flowdup.data.sources import SOURCES, load_images
+from flowdup.data.sources import SOURCES, data_folder
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 from flowdup.settings import check_range
@@ -25,11 +27,12 @@ _LEAST = {
     "classes_per_client": 0,
     "classes": 0,
 }
+_UNSET = {"classes_per_client": "0", "rotations": "[]", "overlap": "false"}  # TOML
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    source: str = "digits"  # digits, mnist, fashion-mnist, cifar10; folder or table for your own
+    source: str = "digits"  # an image set; femnist, whose clients are its writers; folder or table
     train_clients: int = 0  # 0: as many as the data give
     validation_clients: int = 50
     test_clients: int = 100
@@ -71,20 +74,37 @@ class DataConfig:
 
 def load_population(config: DataConfig, stream: Stream) -> Population:
     """All clients of a federation, checked."""
-    if config.source in SOURCES:
-        population = _simulated(config, stream)
-    elif config.source in ("folder", "table"):
-        population = _own(config, stream)
-    else:
+    source = SOURCES.get(config.source)
+    if source is None and config.source not in ("folder", "table"):
         valid = ", ".join([*SOURCES, "folder", "table"])
         raise ConfigError(f"unknown data source '{config.source}': use one of {valid}")
+    if isinstance(source, ImageSet):
+        population = _simulated(source, config, stream)
+    else:
+        _refuse_simulation(config)
+        population = _writers(source, config, stream) if source else _own(config, stream)
     population = population.checked()
     return replace(population, train=_hide_labels(population.train, config, stream))
 
 
-def _simulated(config: DataConfig, stream: Stream) -> Population:
+def _refuse_simulation(config: DataConfig) -> None:
+    given = [f"data.{name} = {unset}" for name, unset in _UNSET.items() if getattr(config, name)]
+    if given:
+        raise ConfigError(
+            f"data.source = '{config.source}' has clients of its own, which are not made by a "
+            f"recipe: set {' and '.join(given)}"
+        )
+
+
+def _writers(source: Femnist, config: DataConfig, stream: Stream) -> Population:
+    groups = _split(source.load(data_folder()), config, stream)
+    spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
+    return Population(spec, **groups)
+
+
+def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Population:
     """Test clients from the source's test images, the others from disjoint parts of the rest."""
-    source, images = SOURCES[config.source], load_images(config.source)
+    images = source.load(data_folder())
     total = len(images.y_train)
     fit = total // config.points - config.validation_clients
     train_clients = config.train_clients or max(fit, 0)
@@ -100,9 +120,9 @@ def _simulated(config: DataConfig, stream: Stream) -> Population:
         order = _interleave_classes(order, images.y_train.numpy())
     validation, train = torch.from_numpy(order).tensor_split([cut])
     pools = {
-        "validation": (images.x_train[validation], images.y_train[validation]),
-        "train": (images.x_train[train], images.y_train[train]),
-        "test": (images.x_test, images.y_test),
+        "validation": (images.x_train, images.y_train, validation),
+        "train": (images.x_train, images.y_train, train),
+        "test": (images.x_test, images.y_test, torch.arange(len(images.y_test))),
     }
     counts = {
         "train": train_clients,
@@ -155,17 +175,19 @@ def _own(config: DataConfig, stream: Stream) -> Population:
 def _split(
     clients: Sequence[ClientData], config: DataConfig, stream: Stream
 ) -> dict[str, list[ClientData]]:
+    """The clients dealt out by the stream; training gets data.train_clients, or all that remain."""
     order = [clients[i] for i in stream.child("split").permutation(len(clients))]
-    validation, test = config.validation_clients, config.test_clients
-    if validation + test >= len(order):
+    held = config.validation_clients + config.test_clients
+    if held + max(config.train_clients, 1) > len(order):
         raise ConfigError(
-            f"{len(order)} clients cannot give {validation} to validation and {test} to test and "
-            "keep some for training: lower data.validation_clients and data.test_clients"
+            f"{len(order)} clients cannot give {config.validation_clients} to validation, "
+            f"{config.test_clients} to test and {config.train_clients or 'some'} to training: "
+            "lower data.validation_clients, data.test_clients or data.train_clients"
         )
     return {
-        "validation": order[:validation],
-        "test": order[validation : validation + test],
-        "train": order[validation + test :],
+        "validation": order[: config.validation_clients],
+        "test": order[config.validation_clients : held],
+        "train": order[held:][: config.train_clients or None],
     }
 
 
