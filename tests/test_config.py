@@ -8,6 +8,8 @@ from flowdup.config import load_config, merge, preset_names, read_config
 from flowdup.errors import ConfigError
 from flowdup.settings import to_toml
 
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
 
 def test_a_resolved_configuration_reads_back_as_itself() -> None:
     config = load_config("digits", ["seed=5", "data.rotations=[0, 180]", "data.path=a\\"])
@@ -107,6 +109,11 @@ def test_every_preset_is_valid() -> None:
         except ConfigError as error:
             assert "flowdup compare" in str(error)
             assert read_comparison(name, Path("x"))
+
+
+@pytest.mark.parametrize("file", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda file: file.stem)
+def test_every_experiment_is_valid(file: Path) -> None:
+    assert read_comparison(str(file), Path("x"))
 
 
 def test_unknown_presets_files_and_broken_toml_are_answered(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from small import METHODS, STREAM, engine, method, ragged_clients, told
 from torch.func import grad
 
 from flowdup.client import ClientConfig, batch_plan, clip_norm
+from flowdup.data import ClientData
 from flowdup.engines import EngineConfig, Question, build_engine
 from flowdup.errors import ConfigError
 from flowdup.methods import Batch, Params
@@ -74,6 +75,21 @@ def test_padding_changes_nothing_against_batches_cut_by_hand(name: str) -> None:
 def test_a_cohort_in_pieces_gives_the_psi_of_the_whole() -> None:
     a, b = (psi_after("batched", "flowdup", "float64", "sgd", n) for n in (0, 2))
     assert distance(a, b) < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cohort_as_ragged_as_femnists_wastes_less_than_30_percent_on_padding(seed: int) -> None:
+    """19 to 584 points, median about 180; padding all to the longest wastes half."""
+    sizes = np.random.default_rng(seed).lognormal(5.2, 0.5, 100).clip(19, 584).astype(int)
+    m = method("fedavg", model="mlp")
+    config = ClientConfig(1, 20, 0.0, LOCAL["sgd"])
+    clients = [ClientData(torch.zeros(n, 1, 8, 8, dtype=torch.uint8)) for n in sizes.tolist()]
+    batched, alone = (
+        engine(kind, m, "float32", config).train(m.init(STREAM), clients, STREAM, {})
+        for kind in ("batched", "sequential")
+    )
+    assert 0 < alone.padding < batched.padding < 0.3
+    assert 1 - sizes.sum() / (100 * sizes.max()) > 0.45
 
 
 @pytest.mark.parametrize("name", METHODS)

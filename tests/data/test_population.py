@@ -12,6 +12,8 @@ import torch
 
 from flowdup.config import read_config
 from flowdup.data import ClientData, DataConfig, InputSpec, load_population
+from flowdup.data.images import Images
+from flowdup.data.sources import SOURCES
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 from flowdup.run import train_run
@@ -30,6 +32,25 @@ def test_groups_of_clients_share_no_image() -> None:
     groups = [images(list(g)) for g in (found.train, found.validation, found.test)]
     assert [len(g) for g in (found.train, found.validation, found.test)] == [40, 10, 10]
     assert not groups[0] & groups[1] and not groups[0] & groups[2] and not groups[1] & groups[2]
+
+
+def test_a_listing_tells_of_which_images_each_client_is_made() -> None:
+    config = replace(DIGITS, classes_per_client=2, rotations=(0, 90), labeled_fraction=0.5)
+    found, again = (load_population(config, Stream(3)) for _ in range(2))
+    assert found.listing() == again.listing() != load_population(config, Stream(4)).listing()
+    source = SOURCES["digits"].load(Path())
+    assert isinstance(source, Images)
+    stored = {"train": source.x_train, "validation": source.x_train, "test": source.x_test}
+    for group, rows in found.listing().items():
+        for row, client in zip(rows, getattr(found, group), strict=True):
+            turned = torch.rot90(
+                stored[group][list(row["images"])], row["rotation"] // 90, (-2, -1)
+            )
+            assert torch.equal(turned, client.x)
+    listed = found.listing()
+    assert sum(row["labeled"] for row in listed["train"]) == 20
+    a, b = ({i for row in listed[g] for i in row["images"]} for g in ("train", "validation"))
+    assert not a & b
 
 
 @pytest.mark.parametrize(("share", "labeled"), [(0.05, 2), (0.5, 20), (1.0, 40), (0.0, 0)])

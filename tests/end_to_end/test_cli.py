@@ -74,7 +74,10 @@ def images(tmp_path: Path) -> Path:
 
 def test_train_leaves_a_complete_run_folder(run: Path) -> None:
     names = {p.name for p in run.iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "checkpoint", "report.html"}
+    assert names == {"config.toml", "clients.json", "metrics.jsonl", "checkpoint", "report.html"}
+    listed = json.loads((run / "clients.json").read_text())
+    assert [len(listed[group]) for group in ("train", "validation", "test")] == [20, 40, 6]
+    assert all(len(c["images"]) == c["points"] == 40 and c["labeled"] for c in listed["train"])
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics] == [1, 2, 3, 4, 5, 6]
     assert [m["round"] for m in metrics if "validation_accuracy" in m] == [3, 6]
@@ -136,6 +139,17 @@ def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) ->
     before = (out / "one" / "seed-0" / "metrics.jsonl").read_text()
     assert last(good("compare", study, "--out", out, "--json")) == summary
     assert (out / "one" / "seed-0" / "metrics.jsonl").read_text() == before
+    assert set(last(good("compare", study, "--out", out, "--only", "t*", "--json"))) == {"two"}
+    assert "one, two" in refused("compare", study, "--out", out, "--only", "three")
+
+
+def test_methods_are_listed_with_one_line_each() -> None:
+    lines = good("methods").splitlines()
+    found = last(good("methods", "--json"))
+    assert [line.split()[0] for line in lines] == [row["name"] for row in found]
+    assert {"flowdup", "fedavg", "fedprox", "ld-fedavg", "fedtta"} <= {row["name"] for row in found}
+    assert all(row["summary"] in line for row, line in zip(found, lines, strict=True))
+    assert [row["name"] for row in found if row["learns_unlabeled"]] == ["flowdup"]
 
 
 def test_data_commands_list_and_verify_and_say_how_to_fetch(tmp_path: Path) -> None:
@@ -234,6 +248,12 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "personalize again" in refused("predict", wrong, "--input", images)
     assert "did you mean 'server.rounds'" in refused(
         "train", "digits", "--set=server.round=1", "--out", out
+    )
+    assert "use one of flowdup, fedavg" in refused(
+        "train", "digits", "--set=method.name=sorcery", "--out", out
+    )
+    assert "use one of digits, mnist" in refused(
+        "train", "digits", "--set=data.source=imagenet", "--out", out
     )
     assert "k = 99999" in refused("train", "digits", "--set=method.subspace.k=99999", "--out", out)
     assert "no training client has a label" in refused(
