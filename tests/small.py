@@ -40,7 +40,7 @@ METHODS = {
     "fedavg": {"name": "fedavg"},
     "fedprox": {"name": "fedprox", "mu": 0.5, "period": 2},
     "ld-fedavg": {"name": "ld-fedavg", "subspace": SUBSPACE},
-    "fedtta": {"name": "fedtta", "inner_lr": 0.1, "chunk": 10},
+    "fedtta": {"name": "fedtta", "inner_lr": 0.1, "batch_size": 10},
     "fedavg-tent": {"name": "fedavg-tent", "steps": 2, "inner_lr": 0.1, "chunk": 10},
     "fedavg-em": {"name": "fedavg-em", "steps": 20, "chunk": 10},
     "pefll": {"name": "pefll", "hypernetwork": {"embedding": 12, "hidden": 4, "layers": 2}},

@@ -16,10 +16,12 @@ from small import METHODS, SPEC, STREAM, method
 from flowdup import load
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
 from flowdup.errors import CheckpointError, FlowdupError, TrainingError
+from flowdup.methods import MethodConfig
 from flowdup.server import ServerConfig, ServerState, initial_state
 
 FLOWDUP = method("flowdup")
-SPECIFICATION = FederationSpec.of(STREAM.seed, "cnn-small", METHODS["flowdup"], SPEC, FLOWDUP)
+TABLE = MethodConfig.from_table(METHODS["flowdup"]).table()
+SPECIFICATION = FederationSpec.of(STREAM.seed, "cnn-small", TABLE, SPEC, FLOWDUP)
 
 
 def state(round: int = 3) -> ServerState:
@@ -28,7 +30,7 @@ def state(round: int = 3) -> ServerState:
 
 
 def same(a: ServerState, b: ServerState) -> bool:
-    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer))
+    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer), (a.memory, b.memory))
     return a.round == b.round and all(
         x.keys() == y.keys() and all((x[n] == y[n]).all() for n in x) for x, y in pairs
     )
@@ -44,6 +46,12 @@ def test_a_checkpoint_reads_back_as_it_was(saved: Path) -> None:
     specification, loaded = load_checkpoint(saved)
     assert specification == SPECIFICATION
     assert same(loaded, state())
+
+
+def test_a_setting_younger_than_a_checkpoint_has_its_default(tmp_path: Path) -> None:
+    older = replace(SPECIFICATION, method={n: v for n, v in TABLE.items() if n != "learn_psi_r"})
+    save_checkpoint(tmp_path, older, state())
+    assert load_checkpoint(tmp_path)[0] == SPECIFICATION
 
 
 def test_a_newer_checkpoint_replaces_the_older_one(saved: Path) -> None:

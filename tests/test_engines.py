@@ -79,7 +79,7 @@ def test_a_cohort_in_pieces_gives_the_psi_of_the_whole() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_cohort_as_ragged_as_femnists_wastes_less_than_30_percent_on_padding(seed: int) -> None:
-    """19 to 584 points, median about 180; padding all to the longest wastes half."""
+    """19 to 584 points, median about 180; padding all to the longest would waste half."""
     sizes = np.random.default_rng(seed).lognormal(5.2, 0.5, 100).clip(19, 584).astype(int)
     m = method("fedavg", model="mlp")
     config = ClientConfig(1, 20, 0.0, LOCAL["sgd"])
@@ -89,7 +89,6 @@ def test_a_cohort_as_ragged_as_femnists_wastes_less_than_30_percent_on_padding(s
         for kind in ("batched", "sequential")
     )
     assert 0 < alone.padding < batched.padding < 0.3
-    assert 1 - sizes.sum() / (100 * sizes.max()) > 0.45
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -15,9 +15,9 @@ from torch.func import grad
 from flowdup.client import ClientConfig, client_update
 from flowdup.config import Config, load_config, read_config
 from flowdup.cost import measure
-from flowdup.data import InputSpec
+from flowdup.data import ClientData, InputSpec
 from flowdup.errors import ConfigError
-from flowdup.methods import METHODS, Batch, Method, MethodConfig, Params, Parts, summary
+from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts, summary
 from flowdup.models import register_model
 from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
@@ -70,6 +70,7 @@ def test_every_method_learns_digits_and_personalizes_strangers(name: str, tmp_pa
             "server.cohort=10",
             "server.decay=0.0",
             "server.optimizer.lr=0.005",
+            *(["method.batch_size=40"] if name == "fedtta" else []),
         ],
     )
     metrics = list(train_run(config, tmp_path))
@@ -187,6 +188,13 @@ def test_a_stranger_takes_the_inner_step_averaged_over_its_batches() -> None:
     assert all(torch.allclose(found[n], theta[n] - 0.1 * step[n], atol=1e-12) for n in theta)
 
 
+def test_batches_of_strangers_are_those_of_training() -> None:
+    with pytest.raises(
+        ConfigError, match=r"method\.batch_size = 50 must be client\.batch_size = 20"
+    ):
+        read_config({"method": {"name": "fedtta"}, "client": {"batch_size": 20}})
+
+
 # Tent and EM on the FedAvg model
 
 
@@ -208,9 +216,20 @@ def entropy(m: Method, theta: Params, x: Tensor) -> float:
 
 @pytest.mark.parametrize(("model", "moved"), [("cnn-small", 8), ("normed-for-tests", 2)])
 def test_tent_lowers_entropy_by_the_norms_or_by_all_weights(model: str, moved: int) -> None:
-    m = build({"name": "fedavg-tent", "inner_lr": 0.01, "steps": 5}, SPEC, model)
+    m = build({"name": "fedavg-tent", "inner_lr": 0.01, "steps": 5, "chunk": 7}, SPEC, model)
     params, x = m.init(Stream(3)), client(0, 20).x
     theta = m.personalize(params, x, torch.ones(20))
+    expected = {n: p.clone() for n, p in params.items()}
+    for _ in range(5):
+        leaves = {n: p.requires_grad_() for n, p in expected.items()}
+        p = m.f(leaves, x).softmax(1)
+        found = torch.autograd.grad(-(p * p.log()).sum(1).mean(), list(leaves.values()))
+        moving = set(m.adapted)  # type: ignore[attr-defined]
+        expected = {
+            n: (w - 0.01 * g if n in moving else w).detach()
+            for (n, w), g in zip(leaves.items(), found, strict=True)
+        }
+    assert all(torch.allclose(theta[n], expected[n], atol=1e-5) for n in theta)
     assert entropy(m, theta, x) < entropy(m, params, x)
     assert sum(not torch.equal(theta[n], params[n]) for n in params) == moved
 
@@ -244,15 +263,18 @@ def test_em_learns_how_often_classes_occur_and_leaves_theta_as_fedavg_has_it() -
         client_update(plain, config, theta, steps, {}),
     )
     assert all(torch.equal(mine.delta[f"theta.{n}"], d) for n, d in fedavg.delta.items())
-    often = Batch(*(t.expand(200, *t.shape[1:]) for t in steps))
-    prior = {"log_pi": params["log_pi"]}
-    for i in range(200):
-        step = grad(lambda p, b: m.loss(params | p, b, params))(
-            prior, Batch(*(t[i] for t in often))
-        )
-        prior = {"log_pi": prior["log_pi"] - step["log_pi"]}
-    counts = torch.bincount(steps.y[0], minlength=4) / 40
-    assert torch.allclose(prior["log_pi"].softmax(0), counts.double(), atol=0.01)
+
+
+def test_em_learns_the_shares_of_rare_and_of_frequent_classes() -> None:
+    shares = torch.tensor([25, 10, 4, 1]) / 40
+    y = torch.arange(4).repeat_interleave((40 * shares).long())
+    clients = [ClientData(client(i, 40).x, y) for i in range(3)]
+    m = build({"name": "fedavg-em"}, SPEC, "mlp")
+    config = ClientConfig(1, 20, 1.0, OptimizerConfig("sgd", 0.1))
+    server = ServerConfig(200, 3, decay=0.7, optimizer=OptimizerConfig("adam", 5e-3))
+    state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
+    *_, last = train(server, m, engine("batched", m, "float32", config), clients, state, STREAM)
+    assert torch.allclose(last.state.psi["pi"], shares, atol=5e-3)
 
 
 def test_em_refuses_a_model_without_an_output_bias() -> None:

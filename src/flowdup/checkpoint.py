@@ -20,7 +20,7 @@ from safetensors.torch import save as save_tensors
 from flowdup.data.clients import InputSpec
 from flowdup.errors import CheckpointError, TrainingError
 from flowdup.files import write_atomic
-from flowdup.methods import Method
+from flowdup.methods import Method, MethodConfig
 from flowdup.random import Stream
 from flowdup.server import ServerState
 
@@ -103,7 +103,8 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
             group, _, rest = name.partition("/")
             groups[group][rest] = tensor
         table = header["federation"]
-        spec = FederationSpec(**table | {"inputs": read_spec(table["inputs"])})
+        method = MethodConfig.from_table(table["method"]).table()  # with settings newer than it
+        spec = FederationSpec(**table | {"inputs": read_spec(table["inputs"]), "method": method})
     except (SafetensorError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint ({error}): {_REMEDY}") from None
     return spec, ServerState(header["round"], groups["psi"], groups["server"], groups["memory"])

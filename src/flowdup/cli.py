@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flowdup.compare import collect, read_comparison, run_comparison, summarize
+from flowdup.compare import choose, collect, read_comparison, run_comparison, summarize
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
@@ -94,7 +94,7 @@ def personalize(
     out: Annotated[Path, typer.Option(help="The model file to write.")],
     as_json: Json = False,
 ) -> None:
-    """Make one client's own model from its unlabeled data: one forward pass, no labels."""
+    """Make one client's own model from its unlabeled data."""
     x = read_inputs(source)
     load(folder).personalize(x).save(out)
     _say(
@@ -141,19 +141,20 @@ def compare(
     preset: Annotated[str, typer.Argument(help="A preset or a TOML file with a table 'compare'.")],
     out: Annotated[Path, typer.Option(help="The folder for all runs.")],
     settings: Settings = None,
-    only: Annotated[str, typer.Option(help="Variants whose names fit, e.g. 'fed*'.")] = "*",
+    only: Annotated[str, typer.Option(help="Run variants whose names fit, e.g. 'fed*'.")] = "*",
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train several methods with several seeds and print one table."""
-    work = read_comparison(preset, out, settings, only)
-    done = run_comparison(work, min(jobs or os.cpu_count() or 1, len(work)), context.obj)
+    work = read_comparison(preset, out, settings)
+    chosen = choose(work, only)
+    done = run_comparison(chosen, min(jobs or os.cpu_count() or 1, len(chosen)), context.obj)
     if as_json:
         for job in done:
             print(json.dumps({"done": str(job.folder)}), flush=True)
         print(json.dumps(summarize(collect(work, out), out)))
         return
-    with Jobs(console, {str(j.folder): j.config.server.rounds for j in work}) as progress:
+    with Jobs(console, {str(j.folder): j.config.server.rounds for j in chosen}) as progress:
         for _ in done:
             progress.done()
     console.print(_accuracy_table(summarize(collect(work, out), out)))
@@ -176,7 +177,7 @@ def methods(as_json: Json = False) -> None:
         print(json.dumps(found))
         return
     for row in found:
-        console.print(f"{row['name']:12} {row['summary']}", soft_wrap=True, highlight=False)
+        print(f"{row['name']:12} {row['summary']}")
 
 
 @data_app.command("list")

@@ -34,7 +34,7 @@ from flowdup.run import evaluate_run, train_run
 from flowdup.settings import Table, as_table
 
 READINGS = ("accuracy", "held_out", "validation")
-COSTS = ("parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
+COSTS = ("points", "parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,7 @@ class Job:
     folder: Path
 
 
-def read_comparison(
-    name: str, out: Path, overrides: list[str] | None = None, only: str = "*"
-) -> list[Job]:
-    """One job for every seed and every variant whose name fits the pattern `only`."""
+def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
     table = dict(load_table(name))
     compare = as_table(table.pop("compare", {}), "compare")
     seeds, variants = compare.get("seeds", []), as_table(compare.get("variants", {}), "variants")
@@ -57,10 +54,7 @@ def read_comparison(
         )
     for text in overrides or []:
         table = override(table, text)
-    expanded = (pair for variant, change in variants.items() for pair in _expand(variant, change))
-    changes = {variant: change for variant, change in expanded if fnmatchcase(variant, only)}
-    if not changes:
-        raise ConfigError(f"no variant fits '{only}': use one of {', '.join(variants)}")
+    changes = {n: t for name, change in variants.items() for n, t in _expand(name, change)}
     return [
         Job(
             variant,
@@ -70,6 +64,19 @@ def read_comparison(
         for seed in seeds
         for variant, change in changes.items()
     ]
+
+
+def choose(jobs: list[Job], only: str) -> list[Job]:
+    """Those whose variant fits a pattern, with the values of its grid or without."""
+
+    def fits(variant: str) -> bool:
+        return fnmatchcase(variant, only) or fnmatchcase(variant.partition("/")[0], only)
+
+    chosen = [job for job in jobs if fits(job.variant)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(job.variant for job in jobs))
+        raise ConfigError(f"no variant fits '{only}': use one of {names}")
+    return chosen
 
 
 def _expand(name: str, change: Table) -> Iterator[tuple[str, Table]]:
@@ -112,20 +119,21 @@ def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -
 
 
 def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
-    """What every run gave, where and with what; also written to OUT/results.json."""
+    """What every finished run gave, where and with what; also written to OUT/results.json."""
     rows = []
     for job in jobs:
+        if not (job.folder / "evaluation.json").exists():
+            continue
         evaluation = json.loads((job.folder / "evaluation.json").read_text())
         last = json.loads((job.folder / "metrics.jsonl").read_text().splitlines()[-1])
         config = job.config
-        subspace = getattr(config.method.settings, "subspace", None)
         rows.append(
             {
                 "variant": job.variant,
                 "method": config.method.name,
                 "data": config.data.source,
                 "p": config.data.labeled_fraction,
-                "k": subspace.k if subspace else None,
+                "k": evaluation["k"],
                 "model": config.model,
                 "seed": config.seed,
                 "rounds": evaluation["round"],
@@ -133,6 +141,7 @@ def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
                 "held_out": evaluation["accuracy"]["held_out"],
                 "validation": last.get("validation_accuracy"),
                 "seconds": last["seconds"],
+                "padding": last["padding"],
                 **{key: evaluation["cost"][key] for key in COSTS},
                 **{key: evaluation[key] for key in ("device", "versions", "commit")},
             }

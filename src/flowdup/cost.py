@@ -49,7 +49,7 @@ def measure(
     return Cost(
         points,
         parameters,
-        _FLOAT * (parameters + len(told)),
+        _FLOAT * (parameters + sum(t.numel() for t in told.values())),
         _FLOAT * parameters,
         training.get_total_flops(),
         personalizing.get_total_flops(),

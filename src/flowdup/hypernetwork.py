@@ -61,7 +61,7 @@ class Hypernetwork:
         h1 = part(params, "h1.")
         chunks = zip(*(torch.split(t, self.config.chunk) for t in (x, present)), strict=True)
         total = sum(
-            (here @ self.h1(h1, part) for part, here in chunks), start=present.new_zeros(())
+            (here @ self.h1(h1, rows) for rows, here in chunks), start=present.new_zeros(())
         )
         return total / present.sum().clamp(min=1)
 

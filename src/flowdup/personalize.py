@@ -1,4 +1,4 @@
-"""From unlabeled data to a classifier: one forward pass, no label, no gradient."""
+"""From unlabeled data to a classifier: no label, and with FLowDUP one forward pass, no gradient."""
 
 import copy
 import hashlib
@@ -18,7 +18,7 @@ from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
-from flowdup.methods import Method, MethodConfig, Params, Parts
+from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts
 from flowdup.models import Weights, build_network
 from flowdup.random import Stream
 
@@ -98,7 +98,10 @@ class Federation:
         embed = getattr(self.method, "embedding", None)
         if embed is None:
             name = self.spec.method["name"]
-            raise FlowdupError(f"method '{name}' has no embedding of clients: train flowdup")
+            able = [n for n, (_, method) in METHODS.items() if hasattr(method, "embedding")]
+            raise FlowdupError(
+                f"method '{name}' has no embedding of clients: train {' or '.join(able)}"
+            )
         x = _checked(self.spec.inputs, x)
         r: Tensor = embed(self.psi, x, torch.ones(x.shape[0]))
         return r

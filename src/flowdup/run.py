@@ -71,9 +71,21 @@ class Simulation:
 
         return ServerState(state.round, here(state.psi), here(state.optimizer), here(state.memory))
 
+    def listing(self) -> bytes:
+        return json.dumps(self.population.listing()).encode()
+
+    def check_clients(self, out: Path) -> None:
+        """Refuse clients other than those that a run was started with."""
+        path = out / "clients.json"
+        if path.exists() and path.read_bytes() != self.listing():
+            raise DataError(
+                f"the clients are not those in {path}, with which the run was started: restore "
+                "their data or choose another folder"
+            )
+
     def cost(self, psi: Params) -> Cost:
         """What the method asks of a client of middling size."""
-        points = round(statistics.median(map(len, self.population.train)))
+        points = round(statistics.median(map(len, self.population.train or self.population.test)))
         return measure(self.method, self.config.client, self.population.spec, psi, points)
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
@@ -111,10 +123,12 @@ def train_run(
     if started:
         _check_continues(config, read_run_config(out))
     simulation = Simulation(config, population)
+    if started:
+        simulation.check_clients(out)
     state = simulation.load_state(checkpoint) if started else simulation.initial_state()
     check_clients(config.server, simulation.method, simulation.population.train)
     write_atomic(out / "config.toml", to_toml(config).encode())
-    write_atomic(out / "clients.json", json.dumps(simulation.population.listing()).encode())
+    write_atomic(out / "clients.json", simulation.listing())
     before = _keep_metrics(metrics_file, state.round)
     start = time.monotonic() - before
     for latest, metrics in simulation.rounds(state):
@@ -130,11 +144,15 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
     """Personalise every test client from its unlabeled points and score it; writes the result."""
     out = Path(out)
     simulation = Simulation(read_run_config(out), population)
+    if population is None:
+        simulation.check_clients(out)
     state = simulation.load_state(out / "checkpoint")
     stream = simulation.stream.child("held-out")
     scores = evaluate(simulation.engine, state.psi, simulation.population.test, stream)
+    subspace = getattr(simulation.method, "subspace", None)
     result = {
         "method": simulation.config.method.name,
+        "k": subspace.k if subspace else None,
         "round": state.round,
         "accuracy": mean_accuracy(scores),
         "cost": asdict(simulation.cost(state.psi)),

@@ -134,7 +134,7 @@ both_forms = pytest.mark.parametrize("form", ["json", "npz"])
 
 
 @both_forms
-def test_doubles_are_dropped_and_nothing_else(form, tmp_path):
+def test_doubles_are_dropped_and_nothing_else(form: str, tmp_path: Path) -> None:
     path = stored_as(form, tmp_path, leaf(WRITERS, 0))
     clients = SMALL.load(tmp_path)
     assert [client.name for client in clients] == sorted(WRITERS)
@@ -148,14 +148,16 @@ def test_doubles_are_dropped_and_nothing_else(form, tmp_path):
 
 @given(st.integers(0, 2**32), st.integers(0, 2**32), st.integers(1, 12))
 @settings(max_examples=15, deadline=None)
-def test_both_readers_agree_bit_for_bit_whatever_the_order(one, other, per_file):
+def test_both_readers_agree_bit_for_bit_whatever_the_order(
+    one: int, other: int, per_file: int
+) -> None:
     with TemporaryDirectory() as first, TemporaryDirectory() as second:
         stored_as("npz", Path(first), leaf(WRITERS, one))
         write_json(Path(second) / "femnist", leaf(WRITERS, other), per_file)
         assert same(SMALL.load(Path(first)), SMALL.load(Path(second)))
 
 
-def test_pixels_are_in_memory_once(tmp_path):
+def test_pixels_are_in_memory_once(tmp_path: Path) -> None:
     stored_as("npz", tmp_path, leaf(WRITERS, 0))
     clients = SMALL.load(tmp_path)
     starts = [client.x.data_ptr() for client in clients]
@@ -166,7 +168,7 @@ def test_pixels_are_in_memory_once(tmp_path):
     assert [client.x.data_ptr() for client in checked] == starts
 
 
-def test_json_files_are_read_one_after_the_other(tmp_path):
+def test_json_files_are_read_one_after_the_other(tmp_path: Path) -> None:
     def peak(files: int) -> int:
         folder = tmp_path / str(files)
         many = {f"w{i}": (np.full((20, 784), i, np.uint8), np.arange(20)) for i in range(files)}
@@ -194,7 +196,9 @@ def flip(writers: Writers, what: str) -> Writers:
 
 @both_forms
 @pytest.mark.parametrize("what", ["pixel", "label", "point", "name"])
-def test_a_complete_set_must_have_the_canonical_checksum(form, what, tmp_path):
+def test_a_complete_set_must_have_the_canonical_checksum(
+    form: str, what: str, tmp_path: Path
+) -> None:
     path = stored_as(form, tmp_path, flip(leaf(WRITERS, 0), what))
     for action in (SMALL.load, SMALL.verify):
         message = refused(lambda action=action: action(tmp_path))
@@ -202,21 +206,22 @@ def test_a_complete_set_must_have_the_canonical_checksum(form, what, tmp_path):
         assert ("points of 12 writers" if what == "point" else "canonical points") in message
 
 
-def test_a_lost_file_is_noticed(tmp_path):
+def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
     folder = write_json(tmp_path / "femnist", leaf(WRITERS, 0))
     (folder / "all_data_1.json").unlink()
     assert "points of 7 writers, the set 40 of 12" in refused(lambda: SMALL.load(tmp_path))
 
 
-def test_a_sample_of_leafs_is_accepted_as_it_is(tmp_path):
+def test_a_sample_of_leafs_is_accepted_as_it_is(tmp_path: Path) -> None:
     some = dict(list(leaf(WRITERS, 0).items())[:7])
     write_json(tmp_path / "femnist", some, ending="_niid_5_keep_0")
     clients = SMALL.load(tmp_path)
     assert [client.name for client in clients] == sorted(some)
     assert [len(client) for client in clients] == [len(WRITERS[name][1]) for name in sorted(some)]
+    assert "a sample of 7 of 12 writers" in refused(lambda: SMALL.verify(tmp_path))
 
 
-def test_a_sample_that_is_all_of_the_set_must_have_its_checksum(tmp_path):
+def test_a_sample_that_is_all_of_the_set_must_have_its_checksum(tmp_path: Path) -> None:
     write_json(tmp_path / "femnist", flip(leaf(WRITERS, 0), "pixel"), ending="_niid_0")
     assert "canonical points" in refused(lambda: SMALL.load(tmp_path))
 
@@ -273,7 +278,7 @@ def damaged(damage: str) -> dict[str, Any]:
         "y",
     ],
 )
-def test_inconsistent_json_is_refused_even_in_a_sample(damage, tmp_path):
+def test_inconsistent_json_is_refused_even_in_a_sample(damage: str, tmp_path: Path) -> None:
     file = tmp_path / "femnist" / "all_data_3_niid_1.json"
     file.parent.mkdir()
     file.write_text(json.dumps(damaged(damage)))
@@ -281,13 +286,13 @@ def test_inconsistent_json_is_refused_even_in_a_sample(damage, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "7", '{"users": 1}', '{"users": ["a"', "[" * 10**5])
-def test_other_text_is_refused(content, tmp_path):
+def test_other_text_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "all_data_0.json").write_text(content)
     assert "all_data_0.json is corrupt" in refused(lambda: SMALL.load(tmp_path))
 
 
-def test_a_writer_in_two_files_is_refused(tmp_path):
+def test_a_writer_in_two_files_is_refused(tmp_path: Path) -> None:
     """As from LEAF's train and test folders thrown together."""
     some = dict(list(leaf(WRITERS, 0).items())[:2])
     write_json(tmp_path / "femnist", some, ending="_niid_0_keep_0_train_9")
@@ -315,12 +320,12 @@ STORED = leaf(WRITERS, 0)
         {"writer_names": np.array([{}], object)},
     ],
 )
-def test_wrong_arrays_in_an_npz_are_refused(changes, tmp_path):
+def test_wrong_arrays_in_an_npz_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "femnist.npz").write_bytes(npz(STORED, **changes))
     assert "femnist.npz is corrupt" in refused(lambda: SMALL.load(tmp_path))
 
 
-def test_a_missing_array_in_an_npz_is_named(tmp_path):
+def test_a_missing_array_in_an_npz_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "femnist.npz", x=arrays(STORED)["x"])
     assert "it has no 'y'" in refused(lambda: SMALL.load(tmp_path))
 
@@ -331,7 +336,9 @@ PACKED = npz(leaf(FEW, 0))
 
 @given(where=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255), cut=st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_no_flipped_or_missing_byte_of_an_npz_goes_unnoticed(where, change, cut):
+def test_no_flipped_or_missing_byte_of_an_npz_goes_unnoticed(
+    where: float, change: int, cut: bool
+) -> None:
     """Damage anywhere is a DataError, or lies in a byte that carries nothing (a date, say)."""
     at = int(where * len(PACKED))
     rest = b"" if cut else bytes([PACKED[at] ^ change]) + PACKED[at + 1 :]
@@ -346,7 +353,7 @@ def test_no_flipped_or_missing_byte_of_an_npz_goes_unnoticed(where, change, cut)
             assert same(clients, known(FEW).load(Path(good)))
 
 
-def test_leafs_folders_are_looked_into_and_an_npz_comes_first(tmp_path):
+def test_leafs_folders_are_looked_into_and_an_npz_comes_first(tmp_path: Path) -> None:
     assert SMALL.find(tmp_path) is None
     for place in ("femnist/data/all_data", "femnist/all_data", "femnist"):
         assert SMALL.find(tmp_path) != tmp_path / place
@@ -355,7 +362,9 @@ def test_leafs_folders_are_looked_into_and_an_npz_comes_first(tmp_path):
     assert stored_as("npz", tmp_path, STORED) == SMALL.verify(tmp_path)
 
 
-def test_missing_data_says_how_it_is_made_and_where_it_goes(tmp_path, monkeypatch):
+def test_missing_data_says_how_it_is_made_and_where_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLOWDUP_DATA", str(tmp_path))
     femnist = SOURCES["femnist"]
     for action in (
@@ -369,7 +378,7 @@ def test_missing_data_says_how_it_is_made_and_where_it_goes(tmp_path, monkeypatc
 
 
 @pytest.fixture
-def sample(tmp_path, monkeypatch) -> DataConfig:
+def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     """A sample of 12 writers where the real set is looked for, and how they are to be split."""
     monkeypatch.setenv("FLOWDUP_DATA", str(tmp_path))
     write_json(tmp_path / "femnist", STORED, ending="_niid_1")
@@ -380,7 +389,7 @@ def names(found: Population) -> list[list[str]]:
     return [[c.name for c in group] for group in (found.train, found.validation, found.test)]
 
 
-def test_writers_are_split_by_the_seed_into_disjoint_groups(sample):
+def test_writers_are_split_by_the_seed_into_disjoint_groups(sample: DataConfig) -> None:
     groups = names(load_population(sample, Stream(0)))
     assert [len(group) for group in groups] == [7, 3, 2]
     assert sorted(name for group in groups for name in group) == sorted(WRITERS)
@@ -390,7 +399,7 @@ def test_writers_are_split_by_the_seed_into_disjoint_groups(sample):
     assert found.spec == InputSpec((1, 28, 28), "uint8", 62, (0.9637,), (0.1591,))
 
 
-def test_as_many_writers_train_as_told(sample):
+def test_as_many_writers_train_as_told(sample: DataConfig) -> None:
     every = names(load_population(sample, Stream(0)))
     some = names(load_population(replace(sample, train_clients=4), Stream(0)))
     assert some == [every[0][:4], *every[1:]]
@@ -401,7 +410,9 @@ def test_as_many_writers_train_as_told(sample):
 
 
 @pytest.mark.parametrize(("share", "labeled"), [(0.0, 0), (0.3, 2), (1.0, 7)])
-def test_a_share_p_of_the_training_writers_keeps_its_labels(share, labeled, sample):
+def test_a_share_p_of_the_training_writers_keeps_its_labels(
+    share: float, labeled: int, sample: DataConfig
+) -> None:
     found = load_population(replace(sample, labeled_fraction=share), Stream(0))
     assert sum(c.labeled for c in found.train) == labeled
     assert all(c.labeled for c in [*found.validation, *found.test])
@@ -416,6 +427,8 @@ def test_a_share_p_of_the_training_writers_keeps_its_labels(share, labeled, samp
         ({"overlap": True, "rotations": (90,)}, r"data.rotations = \[\] and data.overlap = false"),
     ],
 )
-def test_recipes_for_simulated_clients_are_refused_for_natural_ones(source, changes, said, sample):
+def test_recipes_for_simulated_clients_are_refused_for_natural_ones(
+    source: str, changes: dict[str, Any], said: str, sample: DataConfig
+) -> None:
     with pytest.raises(ConfigError, match=said):
         load_population(replace(sample, source=source, path="nowhere", **changes), Stream(0))

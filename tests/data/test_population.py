@@ -44,7 +44,7 @@ def test_a_listing_tells_of_which_images_each_client_is_made() -> None:
     for group, rows in found.listing().items():
         for row, client in zip(rows, getattr(found, group), strict=True):
             turned = torch.rot90(
-                stored[group][list(row["images"])], row["rotation"] // 90, (-2, -1)
+                stored[group][list(row["images"])], row["traits"]["rotation"] // 90, (-2, -1)
             )
             assert torch.equal(turned, client.x)
     listed = found.listing()

@@ -78,6 +78,9 @@ def test_train_leaves_a_complete_run_folder(run: Path) -> None:
     listed = json.loads((run / "clients.json").read_text())
     assert [len(listed[group]) for group in ("train", "validation", "test")] == [20, 40, 6]
     assert all(len(c["images"]) == c["points"] == 40 and c["labeled"] for c in listed["train"])
+    assert all(
+        "labeled" not in c and c["traits"]["rotation"] in (0, 90, 180, 270) for c in listed["test"]
+    )
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics] == [1, 2, 3, 4, 5, 6]
     assert [m["round"] for m in metrics if "validation_accuracy" in m] == [3, 6]
@@ -127,20 +130,23 @@ def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) ->
         "server = {rounds = 2, cohort = 3}\n"
         "[compare]\nseeds = [0, 1]\n"
         '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
-        '[compare.variants.two]\nmethod = {name = "ld-fedavg", subspace = {k = 50}}\n'
+        '[compare.variants.two]\nmethod = {name = "ld-fedavg"}\n'
+        '[compare.variants.two.grid]\n"method.subspace.k" = [50]\n'
     )
     out = tmp_path / "out"
     table = good("compare", study, "--out", out)
     assert "one" in table and "±" in table
     summary = json.loads((out / "summary.json").read_text())
-    for row in (summary[name] for name in ("one", "two")):
+    for row in (summary[name] for name in ("one", "two/method.subspace.k=50")):
         assert row["mean"] == pytest.approx(sum(row["seeds"]) / 2)
         assert len(row["seeds"]) == 2 and row["std"] >= 0
     before = (out / "one" / "seed-0" / "metrics.jsonl").read_text()
     assert last(good("compare", study, "--out", out, "--json")) == summary
     assert (out / "one" / "seed-0" / "metrics.jsonl").read_text() == before
-    assert set(last(good("compare", study, "--out", out, "--only", "t*", "--json"))) == {"two"}
-    assert "one, two" in refused("compare", study, "--out", out, "--only", "three")
+    told = good("compare", study, "--out", out, "--only", "two", "--json")
+    assert "one/seed-0" not in told and "two" in told
+    assert last(told) == summary  # what was done before stays
+    assert "one, two/" in refused("compare", study, "--out", out, "--only", "three")
 
 
 def test_methods_are_listed_with_one_line_each() -> None:

@@ -131,15 +131,18 @@ class Population:
         return Population(self.spec, *([self.spec.check(c) for c in group] for group in groups))
 
     def listing(self) -> dict[str, list[dict[str, Any]]]:
-        """Who is in which group, and of which of the source's images a simulated client is made."""
-        groups = {"train": self.train, "validation": self.validation, "test": self.test}
+        """Who is in which group, whose labels are learned from, and of which of the source's images
+        a simulated client is made: training images, and for test clients test images.
+        """
+
+        def row(client: ClientData) -> dict[str, Any]:
+            images = {"images": list(client.images)} if client.images else {}
+            return {"name": client.name, "points": len(client), "traits": client.traits} | images
+
         return {
-            group: [
-                {"name": c.name, "points": len(c), "labeled": c.labeled, **c.traits}
-                | ({"images": c.images} if c.images else {})
-                for c in clients
-            ]
-            for group, clients in groups.items()
+            "train": [row(client) | {"labeled": client.labeled} for client in self.train],
+            "validation": [row(client) for client in self.validation],
+            "test": [row(client) for client in self.test],
         }
 
 

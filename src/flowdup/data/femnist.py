@@ -69,8 +69,14 @@ class Femnist:
         return next((place for place in places if _json_files(place)), None)
 
     def verify(self, folder: Path) -> Path:
-        """Where it lies, every point checked; DataError if it is missing or corrupt."""
-        return self._read(folder)[0]
+        """Where it lies, every point checked; DataError if it is missing, corrupt or a sample."""
+        path, clients = self._read(folder)
+        if len(clients) < self.writers:
+            raise DataError(
+                f"{path} is a sample of {len(clients):,} of {self.writers:,} writers: it is "
+                f"consistent and can be used, but for the whole set run {_SCRIPT} without --sf"
+            )
+        return path
 
     def load(self, folder: Path) -> list[ClientData]:
         """The writers by name, verified; DataError if they are missing or corrupt.

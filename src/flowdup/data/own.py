@@ -128,7 +128,8 @@ def _read_client(file: Path) -> ClientData:
     x = _inputs(arrays.pop("x"), str(file))
     y = _labels(arrays.pop("y"), len(x), str(file)) if "y" in arrays else None
     scalars = {name: a for name, a in arrays.items() if a.ndim == 0 and a.dtype.kind in "biufU"}
-    return ClientData(x, y, file.stem, {name: a.item() for name, a in scalars.items()})
+    known = {name: a.item() for name, a in scalars.items() if a.dtype.kind != "f" or np.isfinite(a)}
+    return ClientData(x, y, file.stem, known)
 
 
 def _inputs(x: Array, where: str) -> Tensor:

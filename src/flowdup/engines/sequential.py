@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other, nothing padded."""
+"""The reference engine: one client after the other, only its last batch padded."""
 
 from collections.abc import Sequence
 

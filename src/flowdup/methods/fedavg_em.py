@@ -10,18 +10,18 @@ Probabilities: A Simple Procedure", Neural Computation 2002, on the model of Fed
 The client's model is theta with log q - log pi added to the bias of f's last layer.  Strong where
 clients differ in their labels only.
 
-Sent per client and round: as FedAvg, and log pi with its update, 4 C bytes more each way.  log pi
-is learned with theta: it minimises the loss of a prediction that ignores x.
+Sent per client and round: as FedAvg, and pi with its update, 4 C bytes more each way.
 
-Departure: the source knows pi by counting; here no client tells its counts.  `client.clip` limits
-the gradient of theta and log pi together, so only without it is theta exactly FedAvg's.
+Departure: the source knows pi by counting.  Here no client tells its counts: pi is learned with
+theta, as the minimum of the mean of ||pi - onehot(y)||^2 / 2 over all labels, and starts uniform.
+`client.clip` limits the gradient of theta and pi together, so only without it is theta exactly
+FedAvg's.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
 
 from flowdup.errors import ConfigError
 from flowdup.methods.base import Batch, Method, mean_loss
@@ -51,16 +51,18 @@ class FedAvgEM(Method):
         self.bias = _output_bias(parts)
 
     def init(self, stream: Stream) -> Params:
-        return prefixed("theta.", self.f.init(stream)) | {"log_pi": torch.zeros(self.classes)}
+        return prefixed("theta.", self.f.init(stream)) | {
+            "pi": torch.full((self.classes,), 1 / self.classes)
+        }
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
-        constant = params["log_pi"].expand(batch.y.shape[0], -1)  # [B, classes]
-        return mean_loss(self.f(part(params, "theta."), batch.x), batch) + mean_loss(
-            constant, batch
-        )
+        pi = params["pi"]
+        miss = (pi @ pi + 1) / 2 - pi[batch.y]  # [B]: ||pi - onehot(y)||^2 / 2
+        share = batch.labeled @ miss / batch.labeled.sum().clamp(min=1)
+        return mean_loss(self.f(part(params, "theta."), batch.x), batch) + share
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
-        theta, log_pi = part(params, "theta."), log_softmax(params["log_pi"], 0)
+        theta, log_pi = part(params, "theta."), params["pi"].clamp(min=_LEAST).log()
         logits = torch.cat([self.f(theta, rows) for rows in torch.split(x, self.config.chunk)])
         shift = self.prior_shift(logits, log_pi, present)
         return theta | {self.bias: theta[self.bias] + shift}

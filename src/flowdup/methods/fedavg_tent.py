@@ -9,8 +9,8 @@ FedAvg.
 Only the weights and biases of normalisation layers move, or all weights where f has no such layer
 (`adapts`).  Training and what is sent are FedAvg's.
 
-Departures: steps on the whole set, where Tent goes through a stream of batches; and no statistics
-are re-estimated, since models here keep none.
+Departures: plain gradient steps on the whole set, where Tent goes through a stream of batches with
+a momentum; and no statistics are re-estimated, since models here keep none.
 """
 
 from dataclasses import dataclass

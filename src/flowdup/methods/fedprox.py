@@ -4,15 +4,16 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     L(theta) = mean over labeled (x, y) of l(y, f(x; theta)) + mu / 2 ||theta - theta_start||^2
 
-mu adapts as in their appendix: it starts at 1, grows by 0.1 when the loss has risen, shrinks by 0.1
-when it has fallen five times in a row, and is never below 0.
+mu adapts as in their appendix: it grows by 0.1 when the loss has risen, shrinks by 0.1 when it has
+fallen at least five times in a row, and is never below 0.  As in the FLowDUP paper, it starts at 1.
 
 Sent per client and round: theta and mu down, 4 d + 4 bytes; the update of theta up, 4 d bytes.
 Only labeled clients train.
 
-Departures: the loss is the cohort's mean objective, since no server can ask all clients every
-round.  It depends on who is in the cohort, so means over `period` rounds are compared: with single
-rounds half of all comparisons are rises by chance, and mu grows without end.
+Departures: Li et al. start at 1 for IID data only, at 0 otherwise.  The loss is the cohort's mean
+objective (the proximal term included), since no server can ask all clients every round.  It depends
+on who is in the cohort, so means over `period` rounds are compared: with single rounds half of all
+comparisons are rises by chance, and mu grows without end.
 """
 
 from dataclasses import dataclass

@@ -3,20 +3,20 @@
 Ye et al., "UPFL: Unsupervised Personalized Federated Learning towards New Clients", SDM 2024: the
 learned loss of ARM (Zhang et al. 2021) trained by FedAvg.
 
-    l(theta; X) = || g(f(x; theta); phi) for x in X ||_2         g: C - 32 - 32 - 32 - 1, ReLU
-    theta'      = theta - inner_lr * gradient of l(theta; X) by theta
+    m(theta; X) = || g(f(x; theta); phi) for x in X ||_2         g: C - 32 - 32 - 32 - 1, ReLU
+    theta'      = theta - inner_lr * gradient of m(theta; X) by theta
     L           = mean over labeled (x, y) of l(y, f(x; theta'))
 
 The gradient of L by (theta, phi) goes through the inner step, so it is of second order; the inner
 step and L use the same batch.  A new client takes the inner step on its unlabeled data, averaged
-over batches.
+over batches; m grows with the square root of a batch, so these have the size of training.
 
 Sent per client and round: theta and phi down and their updates up, 4 (d + d_g) bytes each, d_g =
 2,497 for 10 classes and 4,161 for 62.  Only labeled clients train.
 
-Departures: theta and phi share the client's optimizer (one learning rate, no weight decay unless
-set), where the source has one for each and a momentum for phi; gradients are clipped together, by
-`client.clip`.
+Departures: theta and phi share the client's optimizer, where the source has one for each, a
+momentum for phi, and learning rates that fall; no weight decay in the inner step; gradients are
+clipped together (`client.clip`); the server takes the plain mean over clients, not one by points.
 """
 
 import math
@@ -40,11 +40,11 @@ _TINY = 1e-12  # keeps the norm's derivative finite at 0
 @dataclass(frozen=True)
 class FedTTAConfig:
     inner_lr: float = 0.01
-    chunk: int = 50  # points that count as one batch of a new client; as client.batch_size
+    batch_size: int = 50  # of a new client; must be the one of training
 
     def __post_init__(self) -> None:
         check_range("method.inner_lr", self.inner_lr, 0)
-        check_range("method.chunk", self.chunk, 1)
+        check_range("method.batch_size", self.batch_size, 1)
 
 
 class FedTTA(Method):
@@ -73,8 +73,8 @@ class FedTTA(Method):
         def loss(theta: Weights, x: Tensor, present: Tensor) -> Tensor:
             return self.learned_loss(theta, phi, x, present)
 
-        gradient = sum_gradients(loss, theta, x, present, self.config.chunk)
-        batches = torch.stack([p.any() for p in torch.split(present, self.config.chunk)]).sum()
+        gradient = sum_gradients(loss, theta, x, present, self.config.batch_size)
+        batches = torch.stack([p.any() for p in torch.split(present, self.config.batch_size)]).sum()
         return self._step(theta, {n: g / batches.clamp(min=1) for n, g in gradient.items()})
 
     def learned_loss(self, theta: Weights, phi: Weights, x: Tensor, present: Tensor) -> Tensor:

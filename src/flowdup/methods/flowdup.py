@@ -9,14 +9,15 @@ Low Dimensions", 2025.
     Omega = || v - psi_r ||^2                                    eq. 6, all clients
     g     = gradient of L + lambda Omega by psi = (psi_h, psi_r)
 
-Sent per client and round: psi, that is h1, h2 and psi_r, down and its update up; 4 bytes for each
-of d_h1 + (e + 1) w + (w + 1) k + k numbers, e the embedding's width and w h2's.  theta_0 and P come
-from the seed.
+Sent per client and round: psi, that is h1, h2 and psi_r, down and its update up; with h2 of one
+hidden layer 4 bytes for each of d_h1 + (e + 1) w + (w + 1) k + k numbers, e the embedding's width
+and w h2's.  theta_0 and P come from the seed.
 
 Departures, each a setting: L is the mean over the half-batch (`reduction = "sum"` is the paper's
 algorithm 2; lambda then counts per point), r(X) is normalised before h2, h2's last layer starts
-small, rows of P are scaled per layer, and clients clip their gradient (`client.clip`): without, the
-first rounds are so violent that h1 forgets how clients differ.
+small, rows of P are scaled per layer, and clients clip their gradient (`client.clip`): without it,
+and unless the local learning rate is small, the first rounds are so violent that h1 forgets how
+clients differ.
 """
 
 from dataclasses import dataclass, field

@@ -15,8 +15,9 @@ client's model.)
 
 Departures: the embedding sees no labels and no class is masked, as the client has none; theta_0
 from the seed is added, so that training starts from a sound network; r is normalised by its own
-mean and deviation, not by those of the first client ever seen; the gradient is that of L itself,
-where the source takes 50 local steps on theta and sends the difference back through h2.
+mean and deviation, not by those of the first client ever seen; e = 100 for any number n of clients,
+not 1 + n / 4; h2's last hidden layer has a ReLU too; the gradient is that of L itself, where the
+source takes 50 local steps on theta and sends the difference back through h2.
 """
 
 from dataclasses import dataclass, field
