@@ -34,10 +34,11 @@ def main() -> None:
     psi, padding, unsorted = method.init(Stream(0)), [], []
     for number in range(COHORTS):
         chosen = Stream(number).child("cohort").integers(SIZE, len(population.train))
-        cohort = [population.train[i] for i in chosen]
-        padding.append(engine.train(psi, cohort, Stream(number), {}).padding)
-        steps = [-(-len(c) // BATCH) for c in cohort]
-        unsorted.append(1 - sum(map(len, cohort)) / (SIZE * BATCH * max(steps)))
+        cohort = dict(enumerate(chosen.tolist()))
+        update = engine.train(psi, population.train, cohort, Stream(number), {})
+        padding.append(update.padding)
+        sizes = [len(population.train[i]) for i in chosen]
+        unsorted.append(1 - sum(sizes) / (SIZE * BATCH * -(-max(sizes) // BATCH)))
     result = {
         "writers": len(clients),
         "images": sum(map(len, clients)),

@@ -68,7 +68,7 @@ def test_padding_changes_nothing_against_batches_cut_by_hand(name: str) -> None:
             gradient = clip_norm(grad(m.loss)(now, batch, params | told(m)), 0.5)
             now = {n: p - 0.02 * gradient[n] for n, p in now.items()}
         runner = engine("batched", m, "float64", config)
-        found = runner.train(params, [data], STREAM, told(m)).delta
+        found = runner.train(params, [data], {0: 0}, STREAM, told(m)).delta
         assert distance(found, {n: now[n] - params[n] for n in now}) < 1e-12
 
 
@@ -85,7 +85,9 @@ def test_a_cohort_as_ragged_as_femnists_wastes_less_than_30_percent_on_padding(s
     config = ClientConfig(1, 20, 0.0, LOCAL["sgd"])
     clients = [ClientData(torch.zeros(n, 1, 8, 8, dtype=torch.uint8)) for n in sizes.tolist()]
     batched, alone = (
-        engine(kind, m, "float32", config).train(m.init(STREAM), clients, STREAM, {})
+        engine(kind, m, "float32", config).train(
+            m.init(STREAM), clients, {i: i for i in range(100)}, STREAM, {}
+        )
         for kind in ("batched", "sequential")
     )
     assert 0 < alone.padding < batched.padding < 0.3

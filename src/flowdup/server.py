@@ -116,9 +116,9 @@ def train(
         chosen = sample_cohort(
             config, labeled, method.learns_unlabeled, stream.child("cohort", number)
         )
-        cohort = [clients[i] for i in chosen]
+        cohort = dict(enumerate(chosen))
         told = {n: state.memory[n] for n in method.told}
-        update = engine.train(state.psi, cohort, stream.child("order", number), told)
+        update = engine.train(state.psi, clients, cohort, stream.child("order", number), told)
         gradient = {n: -delta for n, delta in update.delta.items()}
         psi, slots = optimizer.step(state.psi, gradient, state.optimizer, config.rate(number))
         state = ServerState(number, psi, slots, method.adapt(state.memory, update.loss))

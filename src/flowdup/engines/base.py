@@ -1,6 +1,6 @@
 """What an engine is: where the clients of a round do their work."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,6 +19,9 @@ class Question(NamedTuple):
     query: Tensor  # [m, *shape]
 
 
+Cohort = Mapping[int, int]  # by lane of the round's orders, which client draws its batches there
+
+
 class CohortUpdate(NamedTuple):
     delta: Params  # the mean of all members' updates
     loss: Tensor  # the mean of their objectives
@@ -27,9 +30,14 @@ class CohortUpdate(NamedTuple):
 
 class Engine(Protocol):
     def train(
-        self, params: Params, cohort: Sequence[ClientData], orders: Stream, told: Params
+        self,
+        params: Params,
+        clients: Sequence[ClientData],
+        cohort: Cohort,
+        orders: Stream,
+        told: Params,
     ) -> CohortUpdate:
-        """One round of ClientUpdate; member i draws its batches from lane i of `orders`.
+        """One round of ClientUpdate for the members of a cohort.
 
         `told` is what the server tells clients besides the parameters.
         """

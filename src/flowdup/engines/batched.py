@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from flowdup.client import ClientConfig, Update, client_update
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import CohortUpdate, Question, local_batches, on_device
+from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, on_device
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
@@ -34,23 +34,31 @@ class BatchedEngine:
         self.clients_at_once = clients_at_once
 
     def train(
-        self, params: Params, cohort: Sequence[ClientData], orders: Stream, told: Params
+        self,
+        params: Params,
+        clients: Sequence[ClientData],
+        cohort: Cohort,
+        orders: Stream,
+        told: Params,
     ) -> CohortUpdate:
         def member(batches: Batch) -> Update:
             return client_update(self.method, self.config, params, batches, told)
 
         total: Params = {n: torch.zeros_like(p) for n, p in params.items()}
         loss = torch.zeros((), device=self.device, dtype=self.dtype)
+        members = [(lane, clients[number]) for lane, number in cohort.items()]
+        steps = [-(-len(client) // self.config.batch_size) for _, client in members]
         rows = 0
-        steps = [-(-len(c) // self.config.batch_size) for c in cohort]
-        for lanes in _by_size(steps, self.clients_at_once, _little_padding):
-            batches = _stack([local_batches(cohort[i], self.config, orders, i) for i in lanes])
+        for group in _by_size(steps, self.clients_at_once, _little_padding):
+            batches = _stack(
+                [local_batches(members[i][1], self.config, orders, members[i][0]) for i in group]
+            )
             update = vmap(member)(on_device(batches, self.device, self.dtype))
             total = {n: t + update.delta[n].sum(0) for n, t in total.items()}
             loss = loss + update.loss.sum()
             rows += batches.present.numel()
         delta = {n: t / len(cohort) for n, t in total.items()}
-        padding = 1 - self.config.epochs * sum(map(len, cohort)) / rows
+        padding = 1 - self.config.epochs * sum(len(client) for _, client in members) / rows
         return CohortUpdate(delta, loss / len(cohort), padding)
 
     @torch.no_grad()

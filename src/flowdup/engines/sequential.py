@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowdup.client import ClientConfig, client_update
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import CohortUpdate, Question, local_batches, on_device
+from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, on_device
 from flowdup.methods import Method, Params
 from flowdup.random import Stream
 
@@ -19,19 +19,25 @@ class SequentialEngine:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
 
     def train(
-        self, params: Params, cohort: Sequence[ClientData], orders: Stream, told: Params
+        self,
+        params: Params,
+        clients: Sequence[ClientData],
+        cohort: Cohort,
+        orders: Stream,
+        told: Params,
     ) -> CohortUpdate:
         total = {n: torch.zeros_like(p) for n, p in params.items()}
-        losses, rows = [], 0
-        for lane, client in enumerate(cohort):
+        losses, points, rows = [], 0, 0
+        for lane, number in cohort.items():
+            client = clients[number]
             batches = local_batches(client, self.config, orders, lane)
             batches = on_device(batches, self.device, self.dtype)
             update = client_update(self.method, self.config, params, batches, told)
             total = {n: t + update.delta[n] for n, t in total.items()}
             losses.append(update.loss)
-            rows += batches.present.numel()
+            points, rows = points + len(client), rows + batches.present.numel()
         delta = {n: t / len(cohort) for n, t in total.items()}
-        padding = 1 - self.config.epochs * sum(map(len, cohort)) / rows
+        padding = 1 - self.config.epochs * points / rows
         return CohortUpdate(delta, torch.stack(losses).mean(), padding)
 
     @torch.no_grad()
