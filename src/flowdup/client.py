@@ -1,7 +1,7 @@
 """ClientUpdate, the paper's algorithm 2: what one client does in one round."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.func import grad_and_value
 from flowdup.methods import Batch, Method, Params
 from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import Stream
+from flowdup.rank_one import Factors, Outer, RankOne
 from flowdup.settings import check_range
 
 
@@ -30,8 +31,13 @@ class ClientConfig:
 
 
 class Update(NamedTuple):
-    delta: Params  # psi - psi_start
+    delta: Params  # psi - psi_start, without the matrices that have factors
+    factors: dict[str, Factors]  # theirs
     loss: Tensor  # mean of the objective over the steps taken
+
+    def whole(self) -> Params:
+        """psi - psi_start."""
+        return self.delta | {n: f.left.T @ f.right for n, f in self.factors.items()}
 
 
 def batch_plan(stream: Stream, points: int, config: ClientConfig, lane: int) -> NDArray[np.int64]:
@@ -55,10 +61,16 @@ def batch_plan(stream: Stream, points: int, config: ClientConfig, lane: int) -> 
     return np.concatenate(plans)
 
 
-def clip_norm(grads: Params, limit: float) -> Params:
+def clip_norm(
+    grads: Params, outer: dict[str, Outer], limit: float
+) -> tuple[Params, dict[str, Outer]]:
     """g <- g min(1, limit / ||g||), the norm taken over all parameters together."""
-    norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-    return {n: g * (limit / norm.clamp(min=limit)) for n, g in grads.items()}
+    squares = [g.square().sum() for g in grads.values()] + [o.square() for o in outer.values()]
+    scale = limit / torch.stack(squares).sum().sqrt().clamp(min=limit)
+    return (
+        {n: g * scale for n, g in grads.items()},
+        {n: Outer(o.g * scale, o.a) for n, o in outer.items()},
+    )
 
 
 def client_update(
@@ -70,14 +82,30 @@ def client_update(
     client that has fewer batches than its neighbours in a cohort) changes nothing.
     """
     optimizer = Optimizer(config.optimizer)
-    start, state = params | told, optimizer.init(params)
+    names = method.rank_one if optimizer.plain else ()
+    start, dense = params | told, {n: p for n, p in params.items() if n not in names}
+    factors = {n: Factors.none(params[n]) for n in names}
+    probes = {n: Outer.zeros(params[n]) for n in names}
+    state = optimizer.init(dense)
+
+    def objective(
+        dense: Params, probes: dict[str, Outer], factors: dict[str, Factors], batch: Batch
+    ) -> Tensor:
+        matrices: Any = {n: RankOne(params[n], factors[n], probes[n]) for n in names}
+        return method.loss(dense | matrices, batch, start)
+
     total, taken = torch.zeros_like(batches.present[0, 0]), batches.present.any(1)  # [], [steps]
     for step in range(batches.x.shape[0]):
         batch = Batch(*(t[step] for t in batches))
-        grads, loss = grad_and_value(method.loss)(params, batch, start)
-        grads = clip_norm(grads, config.clip) if config.clip else grads
-        new_params, new_state = optimizer.step(params, grads, state)
-        params = {n: torch.where(taken[step], new_params[n], p) for n, p in params.items()}
+        (grads, outer), loss = grad_and_value(objective, (0, 1))(dense, probes, factors, batch)
+        if config.clip:
+            grads, outer = clip_norm(grads, outer, config.clip)
+        new_dense, new_state = optimizer.step(dense, grads, state)
+        dense = {n: torch.where(taken[step], new_dense[n], p) for n, p in dense.items()}
         state = {n: torch.where(taken[step], new_state[n], s) for n, s in state.items()}
+        for name, (g, a) in outer.items():
+            change = torch.where(taken[step], -config.optimizer.lr * g, 0)
+            factors[name] = factors[name].plus(Outer(change, a))
         total = total + torch.where(taken[step], loss, 0)
-    return Update({n: p - start[n] for n, p in params.items()}, total / taken.sum().clamp(min=1))
+    delta = {n: p - start[n] for n, p in dense.items()}
+    return Update(delta, factors, total / taken.sum().clamp(min=1))

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear, relu
+from torch.nn.functional import layer_norm, relu
 
 from flowdup.models.network import Network
 from flowdup.params import Params, part, prefixed
 from flowdup.random import Stream
+from flowdup.rank_one import apply
 from flowdup.settings import check_range
 
 
@@ -52,6 +53,11 @@ class Hypernetwork:
         params["h2.output.bias"] = torch.zeros(self.k)
         return params
 
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Parameters that meet one vector per set: h2's matrices."""
+        return tuple(f"{name}.weight" for name in (*self._hidden(), "h2.output"))
+
     def _hidden(self) -> list[str]:
         """The names of h2's hidden layers."""
         return ["h2.hidden", *(f"h2.hidden-{i}" for i in range(2, self.config.layers + 1))]
@@ -70,8 +76,8 @@ class Hypernetwork:
         if self.config.normalize:
             r = layer_norm(r, r.shape[-1:])
         for name in self._hidden():
-            r = relu(linear(r, params[f"{name}.weight"], params[f"{name}.bias"]))
-        return linear(r, params["h2.output.weight"], params["h2.output.bias"])
+            r = relu(apply(params[f"{name}.weight"], r, params[f"{name}.bias"]))
+        return apply(params["h2.output.weight"], r, params["h2.output.bias"])
 
     def __call__(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
         return self.head(params, self.embedding(params, x, present))

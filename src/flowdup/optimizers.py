@@ -40,6 +40,12 @@ class Optimizer:
             check_range(f"optimizer.{name}", getattr(config, name), 0, 0.999999)
         self.config = config
 
+    @property
+    def plain(self) -> bool:
+        """Whether a step only adds a multiple of the gradient."""
+        c = self.config
+        return c.name == "sgd" and not c.momentum and not c.weight_decay
+
     def init(self, params: Params) -> State:
         state = {
             f"{slot}/{n}": torch.zeros_like(p) for slot in self._slots() for n, p in params.items()

@@ -54,7 +54,10 @@ class BatchedEngine:
                 [local_batches(members[i][1], self.config, orders, members[i][0]) for i in group]
             )
             update = vmap(member)(on_device(batches, self.device, self.dtype))
-            total = {n: t + update.delta[n].sum(0) for n, t in total.items()}
+            here = {n: d.sum(0) for n, d in update.delta.items()}
+            for name, (left, right) in update.factors.items():  # of all members and steps at once
+                here[name] = left.flatten(0, 1).T @ right.flatten(0, 1)
+            total = {n: t + here[n] for n, t in total.items()}
             loss = loss + update.loss.sum()
             rows += batches.present.numel()
         delta = {n: t / len(cohort) for n, t in total.items()}

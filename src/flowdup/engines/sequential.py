@@ -33,7 +33,8 @@ class SequentialEngine:
             batches = local_batches(client, self.config, orders, lane)
             batches = on_device(batches, self.device, self.dtype)
             update = client_update(self.method, self.config, params, batches, told)
-            total = {n: t + update.delta[n] for n, t in total.items()}
+            delta = update.whole()
+            total = {n: t + delta[n] for n, t in total.items()}
             losses.append(update.loss)
             points, rows = points + len(client), rows + batches.present.numel()
         delta = {n: t / len(cohort) for n, t in total.items()}

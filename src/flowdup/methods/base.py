@@ -38,6 +38,7 @@ class Method(Protocol):
     f: Network  # the client's model
     learns_unlabeled: bool = False  # whether clients without any label take part in training
     fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
+    rank_one: tuple[str, ...] = ()  # matrices that meet one vector per batch (`rank_one.py`)
     told: tuple[str, ...] = ()  # what of its memory the server tells clients, and the metrics show
 
     def init(self, stream: Stream) -> Params:

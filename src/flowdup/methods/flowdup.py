@@ -60,6 +60,7 @@ class FLowDUP(Method):
         self.fingerprint = self.subspace.fingerprint
         h = config.hypernetwork
         self.h = Hypernetwork(h, parts.network(h.backbone, h.embedding), self.subspace.k)
+        self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:
         psi_r = {"psi_r": torch.zeros(self.subspace.k)} if self.config.learn_psi_r else {}

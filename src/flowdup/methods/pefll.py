@@ -47,6 +47,7 @@ class PeFLL(Method):
         self.subspace = parts.subspace(SubspaceConfig("identity", k=0))
         self.fingerprint = self.subspace.fingerprint
         self.h = Hypernetwork(h, parts.network(h.backbone, h.embedding), self.subspace.k)
+        self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:
         return self.h.init(stream)
