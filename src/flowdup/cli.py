@@ -18,6 +18,7 @@ from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
 from flowdup.data.sources import SOURCES, data_folder, named
+from flowdup.engines.distributed import leads
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, summary
@@ -30,7 +31,7 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-console = Console()
+console = Console(quiet=not leads())
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Settings = Annotated[
@@ -226,15 +227,14 @@ def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
 
 
 def _accuracy_table(rows: dict[str, dict[str, Any]]) -> Table:
-    table = Table("method", "accuracy (%)", "held-out (%)", title="unlabeled test clients")
-    for column in ("parameters", "MB up", "GFLOP to train", "to personalise"):
-        table.add_column(column, justify="right")
+    table = Table("method", title="unlabeled test clients")
+    for column in ("accuracy (%)", "held-out (%)", "MB up", "GFLOP: train", "personalise"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
         cost = row["cost"]
         table.add_row(
             name,
             *(f"{_percent(r['mean'])} ± {r['std']:.1f}" for r in (row, row["held_out"])),
-            f"{cost['parameters']:,}",
             f"{cost['bytes_up'] / 1e6:.2f}",
             *(f"{cost[key] / 1e9:.3f}" for key in ("train_flops", "personalize_flops")),
         )
@@ -246,6 +246,8 @@ def _percent(value: float | None) -> str:
 
 
 def main() -> None:
+    if not leads():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     try:
         app()
     except FlowdupError as error:

@@ -20,6 +20,7 @@ from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts
 from flowdup.models import Weights, build_network
+from flowdup.models.convolution import ordinary
 from flowdup.random import Stream
 
 Inputs = Tensor | NDArray[Any]
@@ -39,7 +40,7 @@ class PersonalModel(nn.Module):
                 f"the weights do not fit the model '{model}' as it is defined here: use the "
                 "definition that they were made with"
             )
-        self.module = copy.deepcopy(network.module)
+        self.module = ordinary(copy.deepcopy(network.module))
         for name, parameter in self.module.named_parameters():
             parameter.copy_(weights[name])
 

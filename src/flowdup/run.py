@@ -24,6 +24,7 @@ from flowdup.config import Config, load_config, read_config, read_toml
 from flowdup.cost import Cost, measure
 from flowdup.data import ClientData, Population, load_population
 from flowdup.engines import Engine, build_engine
+from flowdup.engines.distributed import leads, wait_for_all
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
@@ -69,7 +70,9 @@ class Simulation:
         def here(tensors: dict[str, Any]) -> dict[str, Any]:
             return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
 
-        return ServerState(state.round, here(state.psi), here(state.optimizer), here(state.memory))
+        # in the order of `init`: sums over parameters must come out the same, in every process
+        psi = {n: state.psi[n] for n in self.method.init(self.stream)}
+        return ServerState(state.round, here(psi), here(state.optimizer), here(state.memory))
 
     def listing(self) -> bytes:
         return json.dumps(self.population.listing()).encode()
@@ -113,7 +116,7 @@ def train_run(
     """Train into a run folder and yield every round's metrics.
 
     Nothing happens until the first round is asked for.  `population` replaces the clients that the
-    configuration describes.
+    configuration describes.  Of several processes (torchrun) one writes and yields.
     """
     out = Path(out)
     checkpoint, metrics_file = out / "checkpoint", out / "metrics.jsonl"
@@ -127,6 +130,11 @@ def train_run(
         simulation.check_clients(out)
     state = simulation.load_state(checkpoint) if started else simulation.initial_state()
     check_clients(config.server, simulation.method, simulation.population.train)
+    wait_for_all()  # until everyone has read what the leading process may now change
+    if not leads():
+        for _ in simulation.rounds(state):
+            pass
+        return
     write_atomic(out / "config.toml", to_toml(config).encode())
     write_atomic(out / "clients.json", simulation.listing())
     before = _keep_metrics(metrics_file, state.round)
@@ -159,8 +167,9 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
         "clients": [asdict(score) for score in scores],
         **provenance(simulation.device),
     }
-    write_atomic(out / "evaluation.json", json.dumps(result, indent=2).encode())
-    write_report(out)
+    if leads():
+        write_atomic(out / "evaluation.json", json.dumps(result, indent=2).encode())
+        write_report(out)
     return result
 
 

@@ -17,6 +17,7 @@ SMALL = [
     "--set=server.rounds=6",
     "--set=server.cohort=4",
     "--set=server.decay=0.0",
+    "--set=client.clip=0.1",
     "--set=data.train_clients=20",
     "--set=data.validation_clients=40",
     "--set=data.test_clients=6",

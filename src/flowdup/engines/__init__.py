@@ -7,6 +7,7 @@ import torch
 from flowdup.client import ClientConfig
 from flowdup.engines.base import Engine, Question
 from flowdup.engines.batched import BatchedEngine
+from flowdup.engines.distributed import DistributedEngine, local_rank, several
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
 from flowdup.methods import Method
@@ -29,7 +30,7 @@ class EngineConfig:
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
         known = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         if self.device not in known:
             raise ConfigError(f"unknown device '{self.device}': use auto, {', '.join(known)}")
@@ -44,9 +45,13 @@ class EngineConfig:
 
 
 def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> Engine:
+    """The engine that a configuration asks for; under torchrun, for this process's share."""
     device, dtype = config.torch_device(), config.torch_dtype()
+    if config.name not in ENGINES:
+        raise ConfigError(f"unknown engine '{config.name}': use one of {', '.join(ENGINES)}")
+    engine: Engine
     if config.name == "sequential":
-        return SequentialEngine(method, client, device, dtype)
-    if config.name == "batched":
-        return BatchedEngine(method, client, device, dtype, config.clients_at_once)
-    raise ConfigError(f"unknown engine '{config.name}': use one of {', '.join(ENGINES)}")
+        engine = SequentialEngine(method, client, device, dtype)
+    else:
+        engine = BatchedEngine(method, client, device, dtype, config.clients_at_once)
+    return DistributedEngine(engine, device, dtype) if several() else engine

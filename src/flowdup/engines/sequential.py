@@ -1,15 +1,26 @@
-"""The reference engine: one client after the other, only its last batch padded."""
+"""The reference engine: one client after the other, only its last batch padded.
 
-from collections.abc import Sequence
+On a CPU as many clients run at a time as torch has threads, each on one of them: small convolutions
+on one core each are faster than one on all cores, and the bits do not depend on how many there are.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from flowdup.client import ClientConfig, client_update
+from flowdup.client import ClientConfig, Update, client_update
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, on_device
 from flowdup.methods import Method, Params
 from flowdup.random import Stream
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class SequentialEngine:
@@ -17,6 +28,9 @@ class SequentialEngine:
         self, method: Method, config: ClientConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
+        self.workers = torch.get_num_threads() if device.type == "cpu" else 1
+        self.pool = ThreadPoolExecutor(self.workers, "client", torch.set_num_threads, (1,))
+        import_module("torch._dynamo")  # torch.func would, in several threads at once
 
     def train(
         self,
@@ -26,27 +40,43 @@ class SequentialEngine:
         orders: Stream,
         told: Params,
     ) -> CohortUpdate:
-        total = {n: torch.zeros_like(p) for n, p in params.items()}
-        losses, points, rows = [], 0, 0
-        for lane, number in cohort.items():
-            client = clients[number]
+        def member(place: tuple[int, int]) -> tuple[Update, int, int]:
+            lane, client = place[0], clients[place[1]]
             batches = local_batches(client, self.config, orders, lane)
             batches = on_device(batches, self.device, self.dtype)
             update = client_update(self.method, self.config, params, batches, told)
+            return update, len(client), batches.present.numel()
+
+        total = {n: torch.zeros_like(p) for n, p in params.items()}
+        losses, points, rows = [], 0, 0
+        for update, own_points, own_rows in self._map(member, cohort.items()):
             delta = update.whole()
             total = {n: t + delta[n] for n, t in total.items()}
             losses.append(update.loss)
-            points, rows = points + len(client), rows + batches.present.numel()
+            points, rows = points + own_points, rows + own_rows
         delta = {n: t / len(cohort) for n, t in total.items()}
         padding = 1 - self.config.epochs * points / rows
         return CohortUpdate(delta, torch.stack(losses).mean(), padding)
 
-    @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        answers = []
-        for question in questions:
+        @torch.no_grad()
+        def answer(question: Question) -> Tensor:
             x, query = question.x.to(self.device), question.query.to(self.device)
             present = torch.ones(x.shape[0], device=self.device, dtype=self.dtype)
             weights = self.method.personalize(params, x, present)
-            answers.append(self.method.f(weights, query).argmax(1).cpu())
-        return answers
+            return self.method.f(weights, query).argmax(1).cpu()
+
+        return list(self._map(answer, questions))
+
+    def _map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Results in order; few more than there are workers are in memory at a time."""
+        if self.workers == 1:
+            yield from map(work, items)
+            return
+        pending: deque[Future[Result]] = deque()
+        for item in items:
+            pending.append(self.pool.submit(work, item))
+            if len(pending) > 2 * self.workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

@@ -15,7 +15,10 @@ def _two_convolutions(
     hidden: int,
     same: bool,
 ) -> nn.Module:
-    """conv - pool - conv - pool - linear - linear, with ReLU between."""
+    """conv - pool - conv - pool - linear - linear, with ReLU between.
+
+    ReLU follows the max-pooling, which gives what the usual order gives for a quarter of the work.
+    """
     if len(shape) != 3:
         raise ConfigError(
             f"a CNN reads images [channels, height, width], not inputs of shape {shape}"
@@ -29,11 +32,11 @@ def _two_convolutions(
         )
     return nn.Sequential(
         nn.Conv2d(shape[0], channels[0], kernel, padding=padding),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(channels[0], channels[1], kernel, padding=padding),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(channels[1] * math.prod(sides), hidden),
         nn.ReLU(),

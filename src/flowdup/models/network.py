@@ -1,9 +1,11 @@
 """An `nn.Module` as a pure function of its weights, which start from a named stream."""
 
+import copy
 import math
+import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flowdup.errors import ConfigError
+from flowdup.models.convolution import for_clients
 from flowdup.random import Stream
 
 Weights = dict[str, Tensor]
@@ -31,6 +34,7 @@ class Network:
     shapes: dict[str, tuple[int, ...]]
     deviations: dict[str, float]
     constants: dict[str, Tensor]  # what the definition fixes: a norm's weight of 1, a scale of 1e-6
+    copies: threading.local = field(default_factory=threading.local)  # of the module
 
     @classmethod
     def build(
@@ -63,7 +67,7 @@ class Network:
                 constants[name] = torch.zeros(parameter.shape)
         module.requires_grad_(False)
         shapes = {n: tuple(p.shape) for n, p in parameters.items()}
-        return cls(module, read, shapes, deviations, constants)
+        return cls(for_clients(module), read, shapes, deviations, constants)
 
     @property
     def size(self) -> int:
@@ -71,8 +75,15 @@ class Network:
         return sum(map(math.prod, self.shapes.values()))
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.module, weights, (self.read(x),))
+        out: Tensor = functional_call(self._own_module(), weights, (self.read(x),))
         return out
+
+    def _own_module(self) -> nn.Module:
+        """This thread's copy: a call puts the weights into the module and takes them out again."""
+        if not hasattr(self.copies, "module"):
+            self.copies.module = copy.deepcopy(self.module)
+        module: nn.Module = self.copies.module
+        return module
 
     def init(self, stream: Stream) -> Weights:
         """theta_0: U(-b, b) with b = sqrt(6 / fan_in) for what is drawn, each from its own stream.

@@ -1,0 +1,287 @@
+"""Triton kernels: the convolutions of many clients, each with weights of its own, in one launch.
+
+Implicit matrix products without im2col.  Images lie channels-last, so a pixel's channels are one
+run of memory.  Inside a client a product is
+
+    forward          [n oh ow, kh kw c] x [kh kw c, o]
+    input gradient   [n h w, kh kw o] x [kh kw o, c]
+    weight gradient  [kh kw c, n oh ow] x [n oh ow, o]
+
+with float32 sums of TF32 (or float32, as `torch.backends.cudnn.conv.fp32_precision` says) or
+bfloat16 products.  Blocks follow from shapes alone and no sum is atomic, so the same shapes on the
+same device give the same bits.
+"""
+# mypy: disable-error-code="import-not-found,import-untyped"
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+_PROGRAMS = 512  # that a weight gradient should have, about four per multiprocessor
+
+
+class Tile(NamedTuple):
+    """What one program computes at a time: [m, k] x [k, n]."""
+
+    m: int
+    n: int
+    k: int
+    warps: int = 4
+    stages: int = 3
+
+
+@triton.jit(do_not_specialize=["images"])
+def _gather(  # noqa: PLR0915
+    x, w, bias, out, images, x_step, w_step, bias_step,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BACK: tl.constexpr, BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Every written pixel [OH, OW] gathers the read pixels [H, W] under its taps.
+
+    Forward, pixel i reads i S - P + t with tap t.  Backward, pixel i S + a reads i + (a + P) // S
+    - t with tap (a + P) % S + t S: pixels of one phase a share their taps, and each program has
+    one phase, so a stride multiplies nothing by zero.
+    x [clients, images, H, W, C]; w [clients, F, KH, KW, C]; out [clients, images, OH, OW, F]
+    """
+    UP_H: tl.constexpr = SH if BACK else 1
+    UP_W: tl.constexpr = SW if BACK else 1
+    GH: tl.constexpr = (OH + UP_H - 1) // UP_H  # pixels of one phase
+    GW: tl.constexpr = (OW + UP_W - 1) // UP_W
+    COLUMNS: tl.constexpr = (F + N - 1) // N
+    program = tl.program_id(0)
+    o = (program % COLUMNS) * N + tl.arange(0, N)
+    program = program // COLUMNS
+    phase = program % (UP_H * UP_W)
+    program = program // (UP_H * UP_W)
+    tiles = tl.cdiv(images * GH * GW, M)
+    client = (program // tiles).to(tl.int64)
+
+    row = (program % tiles) * M + tl.arange(0, M)
+    image = row // (GH * GW)
+    i = row // GW % GH
+    j = row % GW
+    if BACK:
+        down = phase // SW + PH
+        right = phase % SW + PW
+        top, left = down % SH, right % SW  # the first tap
+        height, width = (KH - top + SH - 1) // SH, (KW - left + SW - 1) // SW
+        h, v = i + down // SH, j + right // SW
+        i, j = i * SH + phase // SW, j * SW + phase % SW
+    else:
+        height, width = KH, KW
+        h, v = i * SH - PH, j * SW - PW
+    written = (row < images * GH * GW) & (i < OH) & (j < OW)
+    pixels = x + client * x_step + ((image * H + h).to(tl.int64) * W + v) * C
+    taps = w + client * w_step + o * (KH * KW * C)
+    depth = height * width * C
+
+    total = tl.zeros((M, N), tl.float32)
+    for k in range(0, depth, K):
+        # [M, 1] or [M, K]: a block inside one tap needs far less arithmetic
+        if C % K == 0:
+            tap = k // C
+            c = tl.max_contiguous(tl.multiple_of(k % C + tl.arange(0, K), K), K)[None, :]
+            here = written[:, None]
+            there = (o < F)[:, None]
+        else:
+            tap = (k + tl.arange(0, K))[None, :] // C
+            c = (k + tl.arange(0, K))[None, :] % C
+            here = written[:, None] & (tap < height * width)
+            there = (o < F)[:, None] & (tap < height * width)
+        t, u = tap // width, tap % width
+        if BACK:
+            y, z = h[:, None] - t, v[:, None] - u
+            read = c - (t * W + u) * C
+            weight = ((top + t * SH) * KW + left + u * SW) * C + c
+        else:
+            y, z = h[:, None] + t, v[:, None] + u
+            read = (t * W + u) * C + c
+            weight = tap * C + c
+        if BACK or PH > 0 or PW > 0:
+            here = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        a = tl.load(pixels[:, None] + read, here, other=0.0)
+        b = tl.load(taps[:, None] + weight, there, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+
+    if BIAS:
+        total += tl.load(bias + client * bias_step + o, o < F, other=0.0).to(tl.float32)[None, :]
+    place = out + (((client * images + image) * OH + i) * OW + j) * F
+    mask = written[:, None] & (o < F)[None, :]
+    tl.store(place[:, None] + o[None, :], total.to(out.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["images", "clients", "chunk"])
+def _correlate(
+    x, gy, out, images, clients, chunk, x_step, gy_step,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Sums over the `chunk` pixels of gy from the split's first on.
+
+    x [clients, images, H, W, C]; gy [clients, images, OH, OW, F];
+    out [splits, clients, F, KH, KW, C]
+    """
+    ROWS: tl.constexpr = (KH * KW * C + M - 1) // M
+    COLUMNS: tl.constexpr = (F + N - 1) // N
+    program = tl.program_id(0)
+    o = (program % COLUMNS) * N + tl.arange(0, N)
+    program = program // COLUMNS
+    row = (program % ROWS) * M
+    program = program // ROWS
+    pixels = images * (OH * OW)
+    splits = tl.cdiv(pixels, chunk)
+    first = (program % splits) * chunk
+    client = (program // splits).to(tl.int64)
+
+    r = row + tl.arange(0, M)
+    if C % M == 0:  # a block inside one tap, as in _gather
+        tap = row // C
+        c = tl.max_contiguous(tl.multiple_of(row % C + tl.arange(0, M), M), M)[None, :]
+    else:
+        tap = r[None, :] // C
+        c = r[None, :] % C
+    t, u = tap // KW, tap % KW
+    off = (t * W + u) * C + c  # [1, M]
+    x += client * x_step
+    gy += client * gy_step
+
+    total = tl.zeros((M, N), tl.float32)
+    for start in range(first, tl.minimum(first + chunk, pixels), K):
+        p = start + tl.arange(0, K)
+        h = p // OW % OH * SH - PH
+        v = p % OW * SW - PW
+        place = x + ((p // (OH * OW) * H + h).to(tl.int64) * W + v) * C
+        here = (p < pixels)[:, None] & (r < KH * KW * C)[None, :]
+        if PH > 0 or PW > 0:
+            y, z = h[:, None] + t, v[:, None] + u
+            here = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        a = tl.load(place[:, None] + off, here, other=0.0)
+        there = (p < pixels)[:, None] & (o < F)[None, :]
+        b = tl.load((gy + p.to(tl.int64) * F)[:, None] + o[None, :], there, other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+
+    out += ((program % splits) * clients + client) * (F * KH * KW * C)
+    mask = (r < KH * KW * C)[:, None] & (o < F)[None, :]
+    tl.store(out + r[:, None] + (o * (KH * KW * C))[None, :], total, mask)
+
+
+def conv(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, tile: Tile | None = None
+) -> Tensor:
+    """x [clients, n, c, h, w], w [clients, o, c, kh, kw], bias [clients, o]
+    -> [clients, n, o, oh, ow], channels last in memory.
+    """
+    kernel, image = (w.shape[3], w.shape[4]), (x.shape[3], x.shape[4])
+    size = output_size(image, kernel, stride, padding)
+    return _launch_gather(x, w, bias, size, stride, padding, False, tile)
+
+
+def input_gradient(
+    gy: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, tile: Tile | None = None
+) -> Tensor:
+    """gy [clients, n, o, oh, ow], w [clients, o, c, kh, kw] -> [clients, n, c, *size]."""
+    return _launch_gather(gy, w.transpose(1, 2), None, size, stride, padding, True, tile)
+
+
+def weight_gradient(
+    gy: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, tile: Tile | None = None
+) -> Tensor:
+    """gy [clients, n, o, oh, ow], x [clients, n, c, h, w] -> [clients, o, c, *size], contiguous."""
+    clients, n, c, h, w = x.shape
+    o, oh, ow = gy.shape[2:]
+    rows, pixels = size[0] * size[1] * c, n * oh * ow
+    m, columns, k, warps, stages = tile or _correlate_tile(rows, o, c, x.dtype)
+    tiles = triton.cdiv(rows, m) * triton.cdiv(o, columns) * clients
+    chunk = triton.cdiv(triton.cdiv(pixels, k), max(1, _PROGRAMS // tiles)) * k
+    splits = triton.cdiv(pixels, chunk)
+    x, gy = _channels_last(x), _channels_last(gy)
+    out = x.new_empty((splits, clients, o, *size, c), dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _correlate[(tiles * splits,)](
+            x, gy, out, n, clients, chunk, x.stride(0), gy.stride(0),
+            c, h, w, o, oh, ow, *size, *stride, *padding, _precision(), m, columns, k,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    total = out.sum(0) if splits > 1 else out[0]
+    return total.permute(0, 1, 4, 2, 3).to(x.dtype).contiguous()
+
+
+def output_size(image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
+    height, width = (
+        (i + 2 * p - k) // s + 1 for i, k, s, p in zip(image, kernel, stride, padding, strict=True)
+    )
+    return height, width
+
+
+def _launch_gather(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    size: Pair,
+    stride: Pair,
+    padding: Pair,
+    back: bool,
+    tile: Tile | None,
+) -> Tensor:
+    clients, n, c, height, width = x.shape
+    o, kernel = w.shape[1], (w.shape[3], w.shape[4])
+    phases = stride if back else (1, 1)
+    rows = n * triton.cdiv(size[0], phases[0]) * triton.cdiv(size[1], phases[1])
+    m, columns, k, warps, stages = tile or _gather_tile(rows, o, c, kernel, x.dtype)
+    programs = clients * triton.cdiv(rows, m) * phases[0] * phases[1] * triton.cdiv(o, columns)
+    x, w = _channels_last(x), _channels_last(w)
+    b = w if bias is None else bias.contiguous()
+    out = x.new_empty((clients, n, *size, o))
+    with torch.cuda.device_of(x):
+        _gather[(programs,)](
+            x, w, b, out, n, x.stride(0), w.stride(0), b.stride(0),
+            c, height, width, o, *size, *kernel, *stride, *padding, back, bias is not None,
+            _precision(), m, columns, k, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return out.permute(0, 1, 4, 2, 3)
+
+
+def _gather_tile(rows: int, o: int, c: int, kernel: Pair, dtype: torch.dtype) -> Tile:
+    """128 rows, all channels up to 128, and a depth that stays inside a tap where c allows it."""
+    n = min(128, max(16, triton.next_power_of_2(o)))
+    deep = dtype == torch.bfloat16 and c % 64 == 0
+    depth = kernel[0] * kernel[1] * c
+    k = 64 if deep else 32
+    if c % 32 != 0 and 0 < depth % 32 <= 16:
+        k = 16
+    return Tile(128 if rows > 64 else 64, n, k, warps=8 if n == 128 else 4)
+
+
+def _correlate_tile(rows: int, o: int, c: int, dtype: torch.dtype) -> Tile:
+    """Rows that stay inside a tap where c allows it, else as many as 128."""
+    m = 64 if c == 64 else min(128, max(16, triton.next_power_of_2(rows)))
+    n = min(128, max(16, triton.next_power_of_2(o)))
+    k = 64 if dtype == torch.bfloat16 else 32
+    return Tile(m, n, k, warps=8 if m * n == 128 * 128 else 4)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """x [clients, n, c, h, w] as [clients, n, h, w, c], dense but for the step between clients."""
+    x = x.permute(0, 1, 3, 4, 2)
+    if x[0].is_contiguous():
+        return x
+    if x.stride(0) == 0:
+        return x[:1].contiguous().expand(x.shape)
+    return x.contiguous()
+
+
+def _precision() -> str:
+    told = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return "tf32" if told == "tf32" else "ieee"

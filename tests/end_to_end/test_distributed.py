@@ -1,0 +1,72 @@
+"""Several real processes that share the work of a round."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+SETTINGS = [
+    "--set=server.rounds=4",
+    "--set=server.cohort=5",
+    "--set=server.decay=0.0",
+    "--set=client.clip=0.1",
+    "--set=data.train_clients=20",
+    "--set=data.validation_clients=40",
+    "--set=data.test_clients=5",
+    "--set=run.evaluate_every=2",
+    "--set=run.checkpoint_every=2",
+]
+
+
+def flowdup(processes: int, *arguments: str | Path) -> str:
+    several = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    command = [sys.executable, "-m", *(several if processes > 1 else []), "flowdup"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def psi(folder: Path) -> dict[str, torch.Tensor]:
+    (path,) = (folder / "checkpoint").glob("*.safetensors")
+    return {n: t for n, t in load_file(path).items() if n.startswith("psi/")}
+
+
+@pytest.mark.parametrize("method", ["flowdup", "fedprox"])
+def test_two_processes_learn_what_one_learns(method: str, tmp_path: Path) -> None:
+    chosen = [*SETTINGS, *([f"--set=method.name={method}"] if method != "flowdup" else [])]
+    printed = {}
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        lines = flowdup(processes, "train", "digits", *chosen, "--out", out, "--json")
+        printed[processes] = [json.loads(line) for line in lines.splitlines()]
+    one, two = psi(tmp_path / "1"), psi(tmp_path / "2")
+    assert max(float((one[n] - two[n]).abs().max()) for n in one) < 1e-6
+    assert [m["round"] for m in printed[2]] == [1, 2, 3, 4]  # by one process only
+    assert printed[1][-1]["validation_accuracy"] == pytest.approx(
+        printed[2][-1]["validation_accuracy"], abs=0.2
+    )
+
+
+def test_two_processes_go_on_where_one_stopped_and_evaluate(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    flowdup(1, "train", "digits", *SETTINGS, "--set=server.rounds=2", "--out", out)
+    flowdup(2, "train", "digits", *SETTINGS, "--out", out, "--resume")
+    whole = tmp_path / "whole"
+    flowdup(1, "train", "digits", *SETTINGS, "--out", whole)
+    one, two = psi(whole), psi(out)
+    assert max(float((one[n] - two[n]).abs().max()) for n in one) < 1e-6
+    found = json.loads(flowdup(2, "evaluate", out, "--json"))
+    assert len(found["clients"]) == 5
+    assert json.loads((out / "evaluation.json").read_text()) == found
