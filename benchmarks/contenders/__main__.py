@@ -1,0 +1,32 @@
+"""`python -m contenders ENTRY`: one contender, which speaks on stdin and stdout (`entry.py`)."""
+
+import importlib
+import json
+import os
+import sys
+
+import torch
+
+from contenders.entry import Entry, Pace
+from flowdup.provenance import provenance
+
+OURS = ("contenders", "flowdup")
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print
+    entry = Entry.from_json(sys.argv[1])
+    torch.set_num_threads(entry.threads)
+    try:
+        contender = importlib.import_module(f"contenders.{entry.module}")
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.split(".")[0] in OURS:
+            raise
+        print(json.dumps({"absent": str(error)}), file=replies, flush=True)
+        return
+    contender.run(entry, Pace(entry, replies, provenance(torch.device(entry.device))))
+
+
+if __name__ == "__main__":
+    main()

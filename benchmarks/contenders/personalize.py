@@ -1,0 +1,35 @@
+"""From one client's unlabeled images to its model, in steps; against one forward pass of h1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from contenders.entry import Entry, Pace
+from contenders.work import STREAM
+from flowdup.checkpoint import FederationSpec
+from flowdup.params import part
+from flowdup.personalize import Federation
+
+
+@torch.no_grad()
+def run(entry: Entry, pace: Pace) -> None:
+    work, device = entry.work, entry.device
+    method: Any = work.build(device)
+    psi, h1 = work.start(method, device), part(work.start(method, device), "h1.")
+    x = work.population()[0].x.to(device)
+    present = torch.ones(len(x), device=device)
+    spec = FederationSpec.of(STREAM.seed, work.model, work.table(), work.inputs, method)
+    federation = Federation(spec, method, psi, 0)
+    actions: dict[str, Callable[[], object]] = {
+        "h1": lambda: method.h.h1(h1, x),
+        "weights": lambda: method.personalize(psi, x, present),
+        "prediction": lambda: method.f(method.personalize(psi, x, present), x[:1]).argmax(1),
+        "module": lambda: federation.personalize(x),
+        "module-prediction": lambda: federation.personalize(x).predict(x[:1]),
+    }
+    action = actions[entry.variant]
+    pace.ready()
+    for _ in range(entry.rounds):
+        action()
+        pace()
