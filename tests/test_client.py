@@ -8,6 +8,7 @@ from flowdup.client import ClientConfig, batch_plan, clip_norm
 from flowdup.errors import ConfigError
 from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import Stream
+from flowdup.rank_one import Outer
 
 
 @given(st.integers(1, 120), st.integers(2, 50), st.integers(1, 3), st.integers(0, 5))
@@ -77,7 +78,17 @@ def test_unknown_optimizers_and_rates_that_are_not_positive_are_refused() -> Non
 
 def test_a_long_gradient_is_cut_to_the_limit_and_a_short_one_left() -> None:
     grads = {"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}
-    cut = clip_norm(grads, 1.0)
+    cut, _ = clip_norm(grads, {}, 1.0)
     assert (cut["a"].item(), cut["b"].item()) == pytest.approx((0.6, 0.8))
-    assert clip_norm(grads, 6.0) == grads
-    assert clip_norm({"a": torch.zeros(2)}, 1.0)["a"].tolist() == [0, 0]
+    assert clip_norm(grads, {}, 6.0) == (grads, {})
+    assert clip_norm({"a": torch.zeros(2)}, {}, 1.0)[0]["a"].tolist() == [0, 0]
+
+
+def test_an_outer_product_counts_in_the_norm_as_the_matrix_that_it_is() -> None:
+    outer = Outer(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0, 1.0]))
+    grads = {"b": torch.tensor([4.0])}
+    matrix = {"w": torch.outer(outer.g, outer.a)}
+    whole, _ = clip_norm(grads | matrix, {}, 1.0)
+    rest, cut = clip_norm(grads, {"w": outer}, 1.0)
+    assert torch.allclose(rest["b"], whole["b"])
+    assert torch.allclose(torch.outer(*cut["w"]), whole["w"])
