@@ -13,7 +13,8 @@ from torch.nn.functional import conv2d
 from triton.runtime import interpreter
 
 from flowdup.models import build_network, kernels
-from flowdup.models.convolution import conv, ordinary
+from flowdup.models.cohort import ordinary
+from flowdup.models.convolution import conv
 from flowdup.random import Stream
 
 LAYERS = [  # c, o, (h, w), kernel, stride, padding, n

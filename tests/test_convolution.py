@@ -17,14 +17,13 @@ from torch.nn.functional import conv2d
 
 from flowdup.data import InputSpec
 from flowdup.models import Network, build_network
+from flowdup.models.cohort import for_clients, ordinary
 from flowdup.models.convolution import (
     ClientConv2d,
     Geometry,
     InputGradient,
     WeightGradient,
     conv,
-    for_clients,
-    ordinary,
 )
 from flowdup.personalize import PersonalModel
 from flowdup.random import Stream

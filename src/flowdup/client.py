@@ -1,6 +1,8 @@
 """ClientUpdate, the paper's algorithm 2: what one client does in one round."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from flowdup.methods import Batch, Method, Params
-from flowdup.optimizers import Optimizer, OptimizerConfig
+from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.random import Stream
 from flowdup.rank_one import Factors, Outer, RankOne
 from flowdup.settings import check_range
@@ -30,35 +32,64 @@ class ClientConfig:
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
 
+class Local(NamedTuple):
+    """What a client has in hand between two local steps."""
+
+    dense: Params  # psi, without the matrices that have factors
+    slots: State  # its optimiser's
+    factors: dict[str, Factors]  # of what it added to the other matrices
+
+
+class Step(NamedTuple):
+    local: Local
+    change: dict[str, Outer]  # of the matrices that have factors
+    loss: Tensor
+
+
 class Update(NamedTuple):
-    delta: Params  # psi - psi_start, without the matrices that have factors
-    factors: dict[str, Factors]  # theirs
+    delta: Params  # psi - psi_start
     loss: Tensor  # mean of the objective over the steps taken
 
-    def whole(self) -> Params:
-        """psi - psi_start."""
-        return self.delta | {n: f.left.T @ f.right for n, f in self.factors.items()}
+
+def batch_plans(
+    stream: Stream, config: ClientConfig, points: Mapping[int, int]
+) -> dict[int, NDArray[np.int64]]:
+    """By lane, which point stands in which row of which local batch; -1: none.  # [steps, B]
+
+    `points` says how many a lane's client has.  Each epoch has an order of its own.  A short last
+    batch of n points puts ceil(n/2) of them at the start of the first half and the others at the
+    start of the second, so both stay random halves, and one point alone generates a model though
+    nothing is left to evaluate it on.
+    """
+    first, longest = min(points), max(points.values())
+    lanes, sizes = (np.fromiter(part, np.int64) for part in (points, points.values()))
+    plans: dict[int, list[NDArray[np.int64]]] = {lane: [] for lane in points}
+    for epoch in range(config.epochs):
+        words = stream.child(epoch).lanes(first, max(points) - first + 1, longest)[lanes - first]
+        words[np.arange(longest) >= sizes[:, None]] = np.iinfo(words.dtype).max  # sorted to the end
+        orders = np.full((len(lanes), longest + 1), -1, np.int64)
+        orders[:, :-1] = np.argsort(words, axis=1, kind="stable")
+        for (lane, n), order in zip(points.items(), orders, strict=True):
+            plans[lane].append(order[_places(n, config.batch_size)])
+    return {lane: np.concatenate(parts) for lane, parts in plans.items()}
 
 
 def batch_plan(stream: Stream, points: int, config: ClientConfig, lane: int) -> NDArray[np.int64]:
-    """Which point stands in which row of which local batch; -1 marks padding.  # [steps, B]
+    """That of one lane."""
+    return batch_plans(stream, config, {lane: points})[lane]
 
-    Each epoch has an order of its own.  A short last batch of n points puts ceil(n/2) of them at
-    the start of the first half and the others at the start of the second, so both stay random
-    halves, and one point alone generates a model though nothing is left to evaluate it on.
-    """
-    size, half = config.batch_size, (config.batch_size + 1) // 2
-    plans = []
-    for epoch in range(config.epochs):
-        order = np.argsort(stream.child(epoch).lanes(lane, 1, points)[0], kind="stable")
-        plan = np.full((-(-points // size), size), -1, np.int64)
-        for row, start in zip(plan, range(0, points, size), strict=True):
-            batch = order[start : start + size]
-            first = (batch.size + 1) // 2
-            row[:first] = batch[:first]
-            row[half : half + batch.size - first] = batch[first:]
-        plans.append(plan)
-    return np.concatenate(plans)
+
+@cache
+def _places(points: int, size: int) -> NDArray[np.int64]:
+    """Where the points of an epoch stand, by their place in its order; -1: none.  # [steps, B]"""
+    plan = np.full((-(-points // size), size), -1, np.int64)
+    half = (size + 1) // 2
+    for row, start in zip(plan, range(0, points, size), strict=True):
+        batch = np.arange(start, min(start + size, points))
+        first = (batch.size + 1) // 2
+        row[:first] = batch[:first]
+        row[half : half + batch.size - first] = batch[first:]
+    return plan
 
 
 def clip_norm(
@@ -73,39 +104,48 @@ def clip_norm(
     )
 
 
+def begin(method: Method, config: ClientConfig, params: Params, steps: int) -> Local:
+    """What a client starts from that will take so many steps at most."""
+    optimizer = Optimizer(config.optimizer)
+    names = method.rank_one if optimizer.plain else ()
+    dense = {n: p for n, p in params.items() if n not in names}
+    return Local(dense, optimizer.init(dense), {n: Factors.none(params[n], steps) for n in names})
+
+
+def local_step(
+    method: Method, config: ClientConfig, start: Params, local: Local, batch: Batch, place: Tensor
+) -> Step:
+    """psi <- GradientUpdate(psi, g; eta_l) on one local batch.
+
+    `start` is what the server sent, `place` [steps] is 1 where the step stands among its client's.
+    """
+
+    def objective(dense: Params, probes: dict[str, Outer]) -> Tensor:
+        matrices: Any = {
+            n: RankOne(start[n], factors, probes[n]) for n, factors in local.factors.items()
+        }
+        return method.loss(dense | matrices, batch, start)
+
+    probes = {n: Outer.zeros(start[n]) for n in local.factors}
+    (grads, outer), loss = grad_and_value(objective, (0, 1))(local.dense, probes)
+    if config.clip:
+        grads, outer = clip_norm(grads, outer, config.clip)
+    dense, slots = Optimizer(config.optimizer).step(local.dense, grads, local.slots)
+    change = {n: Outer(-config.optimizer.lr * g, a) for n, (g, a) in outer.items()}
+    factors = {n: f.put(change[n], place) for n, f in local.factors.items()}
+    return Step(Local(dense, slots, factors), change, loss)
+
+
 def client_update(
     method: Method, config: ClientConfig, params: Params, batches: Batch, told: Params
 ) -> Update:
-    """psi <- GradientUpdate(psi, g; eta_l) for every local batch; returns psi - psi_start.
-
-    `batches` holds all local steps, [steps, B, ...].  A step without a single point (padding of a
-    client that has fewer batches than its neighbours in a cohort) changes nothing.
-    """
-    optimizer = Optimizer(config.optimizer)
-    names = method.rank_one if optimizer.plain else ()
-    start, dense = params | told, {n: p for n, p in params.items() if n not in names}
-    factors = {n: Factors.none(params[n]) for n in names}
-    probes = {n: Outer.zeros(params[n]) for n in names}
-    state = optimizer.init(dense)
-
-    def objective(
-        dense: Params, probes: dict[str, Outer], factors: dict[str, Factors], batch: Batch
-    ) -> Tensor:
-        matrices: Any = {n: RankOne(params[n], factors[n], probes[n]) for n in names}
-        return method.loss(dense | matrices, batch, start)
-
-    total, taken = torch.zeros_like(batches.present[0, 0]), batches.present.any(1)  # [], [steps]
-    for step in range(batches.x.shape[0]):
-        batch = Batch(*(t[step] for t in batches))
-        (grads, outer), loss = grad_and_value(objective, (0, 1))(dense, probes, factors, batch)
-        if config.clip:
-            grads, outer = clip_norm(grads, outer, config.clip)
-        new_dense, new_state = optimizer.step(dense, grads, state)
-        dense = {n: torch.where(taken[step], new_dense[n], p) for n, p in dense.items()}
-        state = {n: torch.where(taken[step], new_state[n], s) for n, s in state.items()}
-        for name, (g, a) in outer.items():
-            change = torch.where(taken[step], -config.optimizer.lr * g, 0)
-            factors[name] = factors[name].plus(Outer(change, a))
-        total = total + torch.where(taken[step], loss, 0)
-    delta = {n: p - start[n] for n, p in dense.items()}
-    return Update(delta, factors, total / taken.sum().clamp(min=1))
+    """All local steps of a round; `batches` holds them, [steps, B, ...]."""
+    steps = batches.x.shape[0]
+    local, losses = begin(method, config, params, steps), []
+    for number, place in enumerate(torch.eye(steps).to(batches.present)):
+        batch = Batch(*(t[number] for t in batches))
+        local, _, loss = local_step(method, config, params | told, local, batch, place)
+        losses.append(loss)
+    delta = {n: p - params[n] for n, p in local.dense.items()}
+    delta |= {n: f.left.T @ f.right for n, f in local.factors.items()}
+    return Update({n: delta[n] for n in params}, torch.stack(losses).mean())

@@ -20,7 +20,7 @@ from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts
 from flowdup.models import Weights, build_network
-from flowdup.models.convolution import ordinary
+from flowdup.models.cohort import ordinary
 from flowdup.random import Stream
 
 Inputs = Tensor | NDArray[Any]

@@ -20,14 +20,14 @@ class Factors(NamedTuple):
     right: Tensor  # [steps, in]
 
     @classmethod
-    def none(cls, matrix: Tensor) -> "Factors":
+    def none(cls, matrix: Tensor, steps: int) -> "Factors":
         out, into = matrix.shape
-        return cls(matrix.new_zeros(0, out), matrix.new_zeros(0, into))
+        return cls(matrix.new_zeros(steps, out), matrix.new_zeros(steps, into))
 
-    def plus(self, outer: "Outer") -> "Factors":
-        return Factors(
-            torch.cat([self.left, outer.g[None]]), torch.cat([self.right, outer.a[None]])
-        )
+    def put(self, outer: "Outer", place: Tensor) -> "Factors":
+        """One outer product more, in the row where `place` [steps] is 1."""
+        rows = place[:, None]
+        return Factors(self.left + rows * outer.g, self.right + rows * outer.a)
 
 
 class Outer(NamedTuple):

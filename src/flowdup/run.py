@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,10 +34,13 @@ from flowdup.personalize import load
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, write_report
-from flowdup.server import ServerState, check_clients, initial_state, train
+from flowdup.server import Round, ServerState, check_clients, initial_state, train
 from flowdup.settings import to_toml
+from flowdup.soon import Soon
 
 Metrics = dict[str, Any]
+
+_AHEAD = 8  # rounds that a GPU has been given and not yet done
 
 
 class Simulation:
@@ -51,7 +55,8 @@ class Simulation:
         self.population = population
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
-        parts = Parts(config.model, inputs, self.stream, self.device, self.dtype)
+        compute = config.engine.compute_dtype()
+        parts = Parts(config.model, inputs, self.stream, self.device, self.dtype, compute)
         self.method: Method = config.method.build(parts)
         self.engine: Engine = build_engine(config.engine, self.method, config.client)
         self.federation = FederationSpec.of(
@@ -92,22 +97,39 @@ class Simulation:
         return measure(self.method, self.config.client, self.population.spec, psi, points)
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
-        """Train on from a state; evaluated rounds carry the accuracy of validation clients."""
-        config, clients = self.config, self.population
-        for result in train(
-            config.server, self.method, self.engine, clients.train, state, self.stream
+        """Train on from a state; evaluated rounds carry the accuracy of validation clients.
+
+        On a GPU some more rounds are on their way before the first is read.
+        """
+        config, waiting = self.config, deque[tuple[Round, Soon]]()
+        ahead = _AHEAD if self.device.type == "cuda" else 0
+        for latest in train(
+            config.server, self.method, self.engine, self.population.train, state, self.stream
         ):
-            number = result.state.round
-            loss = float(result.loss)
-            metrics: Metrics = {"round": number, "loss": loss if math.isfinite(loss) else None}
-            metrics |= {name: float(value) for name, value in result.told.items()}
-            metrics["padding"] = round(result.padding, 4)
+            waiting.append((latest, Soon([latest.loss, *latest.told.values()])))
+            number = latest.state.round
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
-            if due and clients.validation:
-                accuracy = transductive_accuracy(self.engine, result.state.psi, clients.validation)
-                if accuracy is not None:
-                    metrics["validation_accuracy"] = accuracy
-            yield result.state, metrics
+            while waiting and (due or len(waiting) > ahead):
+                result, numbers = waiting.popleft()
+                metrics = _metrics(result, numbers.read())
+                if due and result is latest:
+                    metrics |= self._validate(result.state.psi)
+                yield result.state, metrics
+
+    def _validate(self, psi: Params) -> Metrics:
+        clients = self.population.validation
+        accuracy = transductive_accuracy(self.engine, psi, clients) if clients else None
+        return {} if accuracy is None else {"validation_accuracy": accuracy}
+
+
+def _metrics(result: Round, numbers: Sequence[float]) -> Metrics:
+    loss, *told = numbers
+    return {
+        "round": result.state.round,
+        "loss": loss if math.isfinite(loss) else None,
+        **dict(zip(result.told, told, strict=True)),
+        "padding": round(result.padding, 4),
+    }
 
 
 def train_run(

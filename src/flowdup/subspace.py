@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flowdup.errors import ConfigError
+from flowdup.models.convolution import apply
 from flowdup.models.network import Network, Weights
 from flowdup.random import Stream
 
@@ -99,17 +100,63 @@ class Hashed:
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
         d = scales.numel()
-        coordinate = stream.child("coordinate").permutation(d) % k
-        energy = np.bincount(coordinate, weights=scales.double().numpy() ** 2, minlength=k)
-        self.coordinate = torch.from_numpy(coordinate.astype(np.int32))
+        pi = stream.child("coordinate").permutation(d)
+        energy = np.bincount(pi % k, weights=scales.double().numpy() ** 2, minlength=k)
+        self.coordinate = torch.from_numpy((pi % k).astype(np.int32))
+        self.weight = torch.from_numpy(np.argsort(pi).astype(np.int32))  # the inverse of pi
         self.sign = torch.from_numpy(stream.child("sign").signs(d))
         self.norm = torch.from_numpy(np.sqrt(energy).astype(np.float32))
 
     def __call__(self, v: Tensor) -> Tensor:
-        return (v / self.norm).index_select(0, self.coordinate) * self.sign
+        return apply(_Spread, v / self.norm, self.coordinate, self.weight) * self.sign
 
     def tensors(self) -> list[Tensor]:
         return [self.coordinate, self.sign, self.norm]
+
+
+class _Spread(torch.autograd.Function):
+    """v [k] -> [d], the value of every weight's coordinate.
+
+    Backward, the weights are put into the order of pi and summed down the columns of a grid [., k]:
+    the same bits each time, where adding into v would be a race.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(v: Tensor, coordinate: Tensor, weight: Tensor) -> Tensor:
+        return v.index_select(0, coordinate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        v, coordinate, weight = inputs
+        ctx.k = v.shape[0]
+        ctx.save_for_backward(coordinate, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        coordinate, weight = ctx.saved_tensors
+        return apply(_Collect, gradients[0], coordinate, weight, ctx.k), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """[d] -> [k], sums over the weights of every coordinate: the transpose of `_Spread`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor, coordinate: Tensor, weight: Tensor, k: int) -> Tensor:
+        grid = pad(rows.index_select(0, weight), (0, -rows.shape[0] % k))
+        return grid.reshape(-1, k).sum(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, coordinate, weight, _ = inputs
+        ctx.save_for_backward(coordinate, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return apply(_Spread, gradients[0], *ctx.saved_tensors), None, None, None
 
 
 class Identity:
@@ -171,14 +218,12 @@ class Subspace:
 
     def __call__(self, v: Tensor) -> Weights:
         """theta = theta_0 + P v, as the network's weights."""
-        rows = self.expansion(v)  # [d]
-        theta, at = {}, 0
-        for name, shape in self.shapes.items():
-            size = math.prod(shape)
-            delta = rows[at : at + size].reshape(shape) * self.scale[name]
-            theta[name] = self.theta_0[name] + delta
-            at += size
-        return theta
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        rows = torch.split(self.expansion(v), sizes)  # of [d]
+        return {
+            name: self.theta_0[name] + own.reshape(self.shapes[name]) * self.scale[name]
+            for name, own in zip(self.shapes, rows, strict=True)
+        }
 
     def _fingerprint(self, kind: str) -> str:
         """SHA-256 of kind, shapes, row scale, theta_0 and the expansion, little-endian."""

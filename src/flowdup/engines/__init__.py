@@ -15,18 +15,26 @@ from flowdup.settings import check_range
 
 __all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "build_engine"]
 
-ENGINES = ("sequential", "batched")
+ENGINES = ("auto", "sequential", "batched")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    name: str = "batched"
+    name: str = "auto"  # sequential or batched; auto: the faster one
     device: str = "auto"  # auto: a GPU if there is one
-    dtype: str = "float32"  # float32 or float64
-    clients_at_once: int = 0  # batched: 0 runs the whole cohort together
+    dtype: str = "float32"  # of psi and all sums: float32 or float64
+    clients_at_once: int = 0  # batched; 0: as many as fit in memory
+    precision: str = "tf32"  # of products in float32, on a GPU: float32, tf32 or bf16
+    compile: bool = True  # batched, on a GPU: fuse a step into few kernels, half a minute once
 
     def __post_init__(self) -> None:
         check_range("engine.clients_at_once", self.clients_at_once, 0)
+        if self.name not in ENGINES:
+            raise ConfigError(f"unknown engine '{self.name}': use one of {', '.join(ENGINES)}")
+        if self.dtype not in ("float32", "float64"):
+            raise ConfigError(f"engine.dtype is float32 or float64, not '{self.dtype}'")
+        if self.precision not in ("float32", "tf32", "bf16"):
+            raise ConfigError(f"engine.precision is float32, tf32 or bf16, not '{self.precision}'")
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":
@@ -39,19 +47,29 @@ class EngineConfig:
         return torch.device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
-        if self.dtype not in ("float32", "float64"):
-            raise ConfigError(f"engine.dtype is float32 or float64, not '{self.dtype}'")
         return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def compute_dtype(self) -> torch.dtype | None:
+        """What networks compute in, if not in the type of their weights."""
+        return torch.bfloat16 if self.precision == "bf16" else None
 
 
 def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> Engine:
-    """The engine that a configuration asks for; under torchrun, for this process's share."""
+    """The engine that a configuration asks for; under torchrun, for this process's share.
+
+    On a GPU this sets what torch's products of float32 are made of, for the whole process.
+    """
     device, dtype = config.torch_device(), config.torch_dtype()
-    if config.name not in ENGINES:
-        raise ConfigError(f"unknown engine '{config.name}': use one of {', '.join(ENGINES)}")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        exact = config.precision == "float32"
+        torch.set_float32_matmul_precision("highest" if exact else "high")
+        convolution = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        convolution.fp32_precision = "ieee" if exact else "tf32"
     engine: Engine
-    if config.name == "sequential":
+    if config.name == "sequential" or (config.name == "auto" and not on_gpu):
         engine = SequentialEngine(method, client, device, dtype)
     else:
-        engine = BatchedEngine(method, client, device, dtype, config.clients_at_once)
+        compiled = on_gpu and config.compile
+        engine = BatchedEngine(method, client, device, dtype, config.clients_at_once, compiled)
     return DistributedEngine(engine, device, dtype) if several() else engine

@@ -1,24 +1,38 @@
-"""The whole cohort as one tensor program: `vmap` of ClientUpdate over its members.
+"""The whole cohort as one tensor program: `vmap` of ClientUpdate's steps over lanes of clients.
 
-Clients of different sizes are sorted by length and run in groups of like length, each padded to its
-longest member.  Padding rows carry no weight and padding steps change nothing, so the result is the
-reference engine's up to rounding.
+On a GPU the clients' points stay there, a step is compiled and replayed (`program.py`), and the
+host never waits for it.  The result is the reference engine's up to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from flowdup.client import ClientConfig, Update, client_update
+from flowdup.client import ClientConfig, batch_plans
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, on_device
+from flowdup.engines.base import Cohort, CohortUpdate, Question
+from flowdup.engines.lanes import Lanes, Schedule, advance, lanes_needed, schedule
+from flowdup.engines.pool import Pool, size
+from flowdup.engines.program import Captured, Eager
+from flowdup.errors import TrainingError
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
 _POINTS = 10_000  # that go through personalised models at once
-_EMPTY = 0.2  # the share of a group's steps that may be padding
+_SHARE = 0.25  # of a GPU's free memory, which clients' points may take for good
+
+
+class Resident(NamedTuple):
+    """What is known of all clients, so that programs last for every cohort."""
+
+    clients: Sequence[ClientData]
+    pool: Pool | None  # None: there are too many points, or clients are made when asked for
+    longest: int  # the most points that one of them has, 0: unknown
 
 
 class BatchedEngine:
@@ -28,10 +42,13 @@ class BatchedEngine:
         config: ClientConfig,
         device: torch.device,
         dtype: torch.dtype,
-        clients_at_once: int = 0,  # 0: the whole cohort
+        clients_at_once: int = 0,  # 0: as many as fit
+        compiled: bool = False,
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
-        self.clients_at_once = clients_at_once
+        self.clients_at_once, self.compiled = clients_at_once, compiled
+        self.resident = Resident((), None, 0)
+        self.captured: Captured[Lanes] | None = None
 
     def train(
         self,
@@ -41,28 +58,96 @@ class BatchedEngine:
         orders: Stream,
         told: Params,
     ) -> CohortUpdate:
-        def member(batches: Batch) -> Update:
-            return client_update(self.method, self.config, params, batches, told)
+        members = {number: clients[number] for number in cohort.values()}
+        pool = self._pool(clients, members)
+        points = {lane: len(members[number]) for lane, number in cohort.items()}
+        plans = batch_plans(orders, self.config, points)
+        for lane, plan in plans.items():
+            plan[plan >= 0] += pool.first[cohort[lane]]
+        lanes, rows = self._run(list(plans.values()), pool, (params, told))
+        delta = {n: t / len(cohort) for n, t in lanes.total.items()}
+        padding = 1 - self.config.epochs * sum(points.values()) / rows
+        return CohortUpdate(delta, lanes.loss / len(cohort), padding)
 
-        total: Params = {n: torch.zeros_like(p) for n, p in params.items()}
-        loss = torch.zeros((), device=self.device, dtype=self.dtype)
-        members = [(lane, clients[number]) for lane, number in cohort.items()]
-        steps = [-(-len(client) // self.config.batch_size) for _, client in members]
-        rows = 0
-        for group in _by_size(steps, self.clients_at_once, _little_padding):
-            batches = _stack(
-                [local_batches(members[i][1], self.config, orders, members[i][0]) for i in group]
-            )
-            update = vmap(member)(on_device(batches, self.device, self.dtype))
-            here = {n: d.sum(0) for n, d in update.delta.items()}
-            for name, (left, right) in update.factors.items():  # of all members and steps at once
-                here[name] = left.flatten(0, 1).T @ right.flatten(0, 1)
-            total = {n: t + here[n] for n, t in total.items()}
-            loss = loss + update.loss.sum()
-            rows += batches.present.numel()
-        delta = {n: t / len(cohort) for n, t in total.items()}
-        padding = 1 - self.config.epochs * sum(len(client) for _, client in members) / rows
-        return CohortUpdate(delta, loss / len(cohort), padding)
+    def _pool(self, clients: Sequence[ClientData], members: Mapping[int, ClientData]) -> Pool:
+        if clients is not self.resident.clients:
+            self.resident = self._settle(clients)
+        return self.resident.pool or Pool.of(members, self.device)
+
+    def _settle(self, clients: Sequence[ClientData]) -> Resident:
+        if self.device.type != "cuda" or not isinstance(clients, list):
+            return Resident(clients, None, 0)
+        free, _ = torch.cuda.mem_get_info(self.device)
+        fits = size(clients) <= _SHARE * free
+        pool = Pool.of(dict(enumerate(clients)), self.device) if fits else None
+        return Resident(clients, pool, max(map(len, clients)))
+
+    def _run(
+        self, plans: list[NDArray[np.int64]], pool: Pool, fixed: tuple[Params, Params]
+    ) -> tuple[Lanes, int]:
+        """All clients' steps, in half as many lanes where they do not fit in memory."""
+        count = lanes_needed(list(map(len, plans)), self.clients_at_once)
+        while True:
+            try:
+                return self._run_in(count, plans, pool, fixed)
+            except torch.OutOfMemoryError as error:
+                self.captured = None
+                torch.cuda.empty_cache()
+                if count == 1:
+                    raise TrainingError(
+                        "one client alone does not fit in the GPU's memory: lower "
+                        "client.batch_size or choose a smaller model"
+                    ) from error
+                self.clients_at_once = count = -(-count // 2)
+
+    def _run_in(
+        self,
+        count: int,
+        plans: list[NDArray[np.int64]],
+        pool: Pool,
+        fixed: tuple[Params, Params],
+    ) -> tuple[Lanes, int]:
+        longest = max(map(len, plans))
+        if self.captured and self.captured.state.hold(longest):
+            count = self.captured.state.width
+        dealt = schedule(plans, count)
+        program: Eager[Lanes] | Captured[Lanes] | None = None
+        for batch, marks in self._inputs(dealt, pool):
+            program = program or self._program(fixed, count, longest, batch, marks)
+            program(batch, marks)
+        assert program is not None
+        return program.state, dealt.points.size
+
+    def _inputs(self, dealt: Schedule, pool: Pool) -> Iterator[tuple[Batch, Tensor]]:
+        points, marks = (self._send(torch.from_numpy(part)) for part in dealt)
+        for rows, mark in zip(points, marks, strict=True):
+            yield pool.batch(rows, self.dtype), mark
+
+    def _send(self, numbers: Tensor) -> Tensor:
+        if self.device.type == "cpu":
+            return numbers
+        return numbers.pin_memory().to(self.device, non_blocking=True)
+
+    def _program(
+        self, fixed: tuple[Params, Params], count: int, longest: int, batch: Batch, marks: Tensor
+    ) -> Eager[Lanes] | Captured[Lanes]:
+        """One that is ready for a round."""
+
+        def step(fixed: tuple[Params, Params], lanes: Lanes, batch: Batch, marks: Tensor) -> Lanes:
+            return advance(self.method, self.config, *fixed, lanes, batch, marks)
+
+        def idle(longest: int) -> Lanes:
+            return Lanes.idle(self.method, self.config, fixed[0], count, longest)
+
+        if not self.compiled:
+            return Eager(step, fixed, idle(longest))
+        if self.captured is None or not self.captured.state.hold(longest):
+            self.captured = None
+            most = self.config.epochs * -(-self.resident.longest // self.config.batch_size)
+            self.captured = Captured(step, fixed, idle(max(longest, most)), batch, marks)
+        self.captured.begin(fixed)
+        self.captured.state.clear()
+        return self.captured
 
     @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
@@ -72,7 +157,7 @@ class BatchedEngine:
 
         answers: dict[int, Tensor] = {}
         sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
-        for lanes in _by_size(sizes, self.clients_at_once, _little_memory):
+        for lanes in _by_size(sizes, self.clients_at_once):
             group = [questions[i] for i in lanes]
             present = _pad([torch.ones(q.x.shape[0], dtype=self.dtype) for q in group])
             inputs = (_pad([q.x for q in group]), present, _pad([q.query for q in group]))
@@ -82,37 +167,18 @@ class BatchedEngine:
         return [answers[i] for i in range(len(questions))]
 
 
-def _by_size(
-    sizes: Sequence[int], limit: int, fits: Callable[[int, int, int], bool]
-) -> Iterator[list[int]]:
-    """Indices in groups of like size, the largest first, `limit` members at most (0: no limit).
-
-    `fits` says of a group whether it may stand, by its largest size, its members and their sum.
+def _by_size(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indices in groups of like size, the largest first, `limit` members at most (0: no limit) and
+    no more points, padding counted, than go through at once.
     """
     group: list[int] = []
-    total = 0
     for i in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-        full = group and len(group) == limit
-        if full or (group and not fits(sizes[group[0]], len(group) + 1, total + sizes[i])):
+        if group and (len(group) == limit or sizes[group[0]] * (len(group) + 1) > _POINTS):
             yield group
-            group, total = [], 0
+            group = []
         group.append(i)
-        total += sizes[i]
     if group:
         yield group
-
-
-def _little_padding(longest: int, members: int, steps: int) -> bool:
-    return steps >= (1 - _EMPTY) * longest * members
-
-
-def _little_memory(largest: int, members: int, _: int) -> bool:
-    return largest * members <= _POINTS
-
-
-def _stack(batches: Sequence[Batch]) -> Batch:
-    """[clients, steps, B, ...], clients with fewer steps padded with empty ones."""
-    return Batch(*(_pad(parts) for parts in zip(*batches, strict=True)))
 
 
 def _pad(parts: Sequence[Tensor]) -> Tensor:

@@ -50,8 +50,7 @@ class SequentialEngine:
         total = {n: torch.zeros_like(p) for n, p in params.items()}
         losses, points, rows = [], 0, 0
         for update, own_points, own_rows in self._map(member, cohort.items()):
-            delta = update.whole()
-            total = {n: t + delta[n] for n, t in total.items()}
+            total = {n: t + update.delta[n] for n, t in total.items()}
             losses.append(update.loss)
             points, rows = points + own_points, rows + own_rows
         delta = {n: t / len(cohort) for n, t in total.items()}

@@ -1,6 +1,6 @@
 """What methods are made of: networks and subspaces of one federation, from its shared seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -18,6 +18,7 @@ class Parts:
     stream: Stream
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
+    compute: torch.dtype | None = None  # of networks; None: dtype
 
     @cached_property
     def f(self) -> Network:
@@ -27,8 +28,8 @@ class Parts:
         """A network over the clients' inputs; an empty name means the model's."""
         read = self.spec.reader().to(self.device, self.dtype)
         network = build_network(name or self.model, self.spec.shape, outputs, read)
-        network.module.to(self.device, self.dtype)  # its buffers
-        return network
+        network.module.to(self.device, self.compute or self.dtype)  # its buffers
+        return replace(network, compute=self.compute)
 
     def subspace(self, config: SubspaceConfig) -> Subspace:
         return Subspace(config, self.f, self.stream, self.device, self.dtype)

@@ -62,8 +62,8 @@ class Conv(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         need_x, need_w, need_bias, _ = ctx.needs_input_grad
-        gx = _apply(InputGradient, gy, w, ctx.how) if need_x else None
-        gw = _apply(WeightGradient, gy, x, ctx.how) if need_w else None
+        gx = apply(InputGradient, gy, w, ctx.how) if need_x else None
+        gw = apply(WeightGradient, gy, x, ctx.how) if need_w else None
         return gx, gw, gy.sum((-4, -2, -1)) if need_bias else None, None
 
     @staticmethod
@@ -100,8 +100,8 @@ class InputGradient(torch.autograd.Function):
     def backward(ctx: Any, ggx: Tensor) -> tuple[Tensor | None, ...]:
         gy, w = ctx.saved_tensors
         need_gy, need_w, _ = ctx.needs_input_grad
-        ggy = _apply(Conv, ggx, w, None, ctx.how) if need_gy else None
-        gw = _apply(WeightGradient, gy, ggx, ctx.how) if need_w else None
+        ggy = apply(Conv, ggx, w, None, ctx.how) if need_gy else None
+        gw = apply(WeightGradient, gy, ggx, ctx.how) if need_w else None
         return ggy, gw, None
 
     @staticmethod
@@ -136,8 +136,8 @@ class WeightGradient(torch.autograd.Function):
     def backward(ctx: Any, ggw: Tensor) -> tuple[Tensor | None, ...]:
         gy, x = ctx.saved_tensors
         need_gy, need_x, _ = ctx.needs_input_grad
-        ggy = _apply(Conv, x, ggw, None, ctx.how) if need_gy else None
-        gx = _apply(InputGradient, gy, ggw, ctx.how) if need_x else None
+        ggy = apply(Conv, x, ggw, None, ctx.how) if need_gy else None
+        gx = apply(InputGradient, gy, ggw, ctx.how) if need_x else None
         return ggy, gx, None
 
     @staticmethod
@@ -148,14 +148,14 @@ class WeightGradient(torch.autograd.Function):
 def conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """`torch.nn.functional.conv2d`, made of `Conv`."""
     image, kernel = (x.shape[-2], x.shape[-1]), (w.shape[-2], w.shape[-1])
-    return _apply(Conv, x, w, bias, Geometry(image, kernel, stride, padding))
+    return apply(Conv, x, w, bias, Geometry(image, kernel, stride, padding))
 
 
 class ClientConv2d(nn.Conv2d):
     """`nn.Conv2d` that is `Conv` inside `vmap` where kernels make that fast, else torch's own."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ours = input.ndim == 4 and kernels_for(input, weight, bias) and _inside_vmap()
+        ours = input.ndim == 4 and kernels_for(input, weight, bias) and inside_vmap()
         if ours:
             height, width = self.stride
             return conv(input, weight, bias, (height, width), _zeros_around(self))
@@ -163,24 +163,7 @@ class ClientConv2d(nn.Conv2d):
         return out
 
 
-def for_clients(module: nn.Module) -> nn.Module:
-    """The same module, its convolutions ready for `vmap` over clients."""
-    return _exchange(module, nn.Conv2d, ClientConv2d)
-
-
-def ordinary(module: nn.Module) -> nn.Module:
-    """The same module with torch's convolutions again."""
-    return _exchange(module, ClientConv2d, nn.Conv2d)
-
-
-def _exchange(module: nn.Module, old: type[nn.Conv2d], new: type[nn.Conv2d]) -> nn.Module:
-    for part in module.modules():
-        if type(part) is old and _is_plain(part):
-            part.__class__ = new
-    return module
-
-
-def _is_plain(part: nn.Conv2d) -> bool:
+def is_plain(part: nn.Conv2d) -> bool:
     same = part.padding == "same"
     symmetric = not same or all(k % 2 == 1 for k in part.kernel_size)
     zeros = part.padding_mode == "zeros"
@@ -194,11 +177,11 @@ def _zeros_around(part: nn.Conv2d) -> Pair:
     return part.padding[0], part.padding[1]
 
 
-def _inside_vmap() -> bool:
+def inside_vmap() -> bool:
     return any(level.key() == TransformType.Vmap for level in get_interpreter_stack() or ())
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
@@ -209,7 +192,7 @@ def _as_one_batch(
     """Clients that share their weights are one larger batch."""
     assert dim is not None
     x = x.movedim(dim, 0)  # [clients, n, c, h, w]
-    out = _apply(function, x.flatten(0, 1), *others)
+    out = apply(function, x.flatten(0, 1), *others)
     return out.reshape(*x.shape[:2], *out.shape[1:]), 0
 
 
@@ -224,8 +207,8 @@ def _over_clients(
         for t, dim in zip(tensors, dims[:-1], strict=True)
     ]
     if front[0].ndim == 5:
-        return _apply(function, *front, how), 0
-    out = _apply(function, *(None if t is None else t.flatten(0, 1) for t in front), how)
+        return apply(function, *front, how), 0
+    out = apply(function, *(None if t is None else t.flatten(0, 1) for t in front), how)
     return out.reshape(size, -1, *out.shape[1:]), 0
 
 

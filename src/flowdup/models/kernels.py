@@ -14,6 +14,7 @@ same device give the same bits.
 # mypy: disable-error-code="import-not-found,import-untyped"
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -185,36 +186,25 @@ def conv(
     """
     kernel, image = (w.shape[3], w.shape[4]), (x.shape[3], x.shape[4])
     size = output_size(image, kernel, stride, padding)
-    return _launch_gather(x, w, bias, size, stride, padding, False, tile)
+    bias = None if bias is None else bias.contiguous()
+    return _gather_pixels(x, w, bias, size, stride, padding, False, tile)
 
 
 def input_gradient(
     gy: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, tile: Tile | None = None
 ) -> Tensor:
     """gy [clients, n, o, oh, ow], w [clients, o, c, kh, kw] -> [clients, n, c, *size]."""
-    return _launch_gather(gy, w.transpose(1, 2), None, size, stride, padding, True, tile)
+    return _gather_pixels(gy, w.transpose(1, 2), None, size, stride, padding, True, tile)
 
 
 def weight_gradient(
     gy: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, tile: Tile | None = None
 ) -> Tensor:
     """gy [clients, n, o, oh, ow], x [clients, n, c, h, w] -> [clients, o, c, *size], contiguous."""
-    clients, n, c, h, w = x.shape
-    o, oh, ow = gy.shape[2:]
-    rows, pixels = size[0] * size[1] * c, n * oh * ow
-    m, columns, k, warps, stages = tile or _correlate_tile(rows, o, c, x.dtype)
-    tiles = triton.cdiv(rows, m) * triton.cdiv(o, columns) * clients
-    chunk = triton.cdiv(triton.cdiv(pixels, k), max(1, _PROGRAMS // tiles)) * k
-    splits = triton.cdiv(pixels, chunk)
-    x, gy = _channels_last(x), _channels_last(gy)
-    out = x.new_empty((splits, clients, o, *size, c), dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        _correlate[(tiles * splits,)](
-            x, gy, out, n, clients, chunk, x.stride(0), gy.stride(0),
-            c, h, w, o, oh, ow, *size, *stride, *padding, _precision(), m, columns, k,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    total = out.sum(0) if splits > 1 else out[0]
+    rows, o = size[0] * size[1] * x.shape[2], gy.shape[2]
+    tile = tile or _correlate_tile(rows, o, x.shape[2], x.dtype)
+    out: Tensor = correlate(_channels_last(x), _channels_last(gy), size, stride, padding, tile)
+    total = out.sum(0) if out.shape[0] > 1 else out[0]
     return total.permute(0, 1, 4, 2, 3).to(x.dtype).contiguous()
 
 
@@ -225,7 +215,7 @@ def output_size(image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
     return height, width
 
 
-def _launch_gather(
+def _gather_pixels(
     x: Tensor,
     w: Tensor,
     bias: Tensor | None,
@@ -235,14 +225,36 @@ def _launch_gather(
     back: bool,
     tile: Tile | None,
 ) -> Tensor:
-    clients, n, c, height, width = x.shape
-    o, kernel = w.shape[1], (w.shape[3], w.shape[4])
     phases = stride if back else (1, 1)
-    rows = n * triton.cdiv(size[0], phases[0]) * triton.cdiv(size[1], phases[1])
-    m, columns, k, warps, stages = tile or _gather_tile(rows, o, c, kernel, x.dtype)
-    programs = clients * triton.cdiv(rows, m) * phases[0] * phases[1] * triton.cdiv(o, columns)
+    rows = x.shape[1] * triton.cdiv(size[0], phases[0]) * triton.cdiv(size[1], phases[1])
+    tile = tile or _gather_tile(rows, w.shape[1], x.shape[2], (w.shape[3], w.shape[4]), x.dtype)
     x, w = _channels_last(x), _channels_last(w)
-    b = w if bias is None else bias.contiguous()
+    out: Tensor = gather(x, w, bias, size, stride, padding, back, tile)
+    return out.permute(0, 1, 4, 2, 3)
+
+
+# Below tensors are channels last: what a compiler sees as one operation each.
+
+
+@torch.library.custom_op("flowdup::gather", mutates_args=())
+def gather(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    back: bool,
+    tile: Sequence[int],
+) -> Tensor:
+    """x [clients, n, h, w, c], w [clients, o, kh, kw, c] -> [clients, n, *size, o]."""
+    clients, n, height, width, c = x.shape
+    o, kernel = w.shape[1], (w.shape[2], w.shape[3])
+    m, columns, k, warps, stages = tile
+    up, across = stride if back else (1, 1)
+    rows = n * triton.cdiv(size[0], up) * triton.cdiv(size[1], across)
+    programs = clients * triton.cdiv(rows, m) * up * across * triton.cdiv(o, columns)
+    b = w if bias is None else bias
     out = x.new_empty((clients, n, *size, o))
     with torch.cuda.device_of(x):
         _gather[(programs,)](
@@ -250,7 +262,55 @@ def _launch_gather(
             c, height, width, o, *size, *kernel, *stride, *padding, back, bias is not None,
             _precision(), m, columns, k, num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return out.permute(0, 1, 4, 2, 3)
+    return out
+
+
+@gather.register_fake
+def _(x, w, bias, size, stride, padding, back, tile):
+    return x.new_empty((*x.shape[:2], *size, w.shape[1]))
+
+
+@torch.library.custom_op("flowdup::correlate", mutates_args=())
+def correlate(
+    x: Tensor,
+    gy: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    tile: Sequence[int],
+) -> Tensor:
+    """x [clients, n, h, w, c], gy [clients, n, oh, ow, o] -> parts [splits, clients, o, *size, c]
+    of a sum.
+    """
+    clients, n, h, w, c = x.shape
+    oh, ow, o = gy.shape[2:]
+    m, columns, k, warps, stages = tile
+    tiles, chunk = _split(x, gy, size, tile)
+    splits = triton.cdiv(n * oh * ow, chunk)
+    out = x.new_empty((splits, clients, o, *size, c), dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _correlate[(tiles * splits,)](
+            x, gy, out, n, clients, chunk, x.stride(0), gy.stride(0),
+            c, h, w, o, oh, ow, *size, *stride, *padding, _precision(), m, columns, k,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return out
+
+
+@correlate.register_fake
+def _(x, gy, size, stride, padding, tile):
+    _, chunk = _split(x, gy, size, tile)
+    splits = triton.cdiv(gy.shape[1] * gy.shape[2] * gy.shape[3], chunk)
+    shape = (splits, x.shape[0], gy.shape[4], *size, x.shape[4])
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def _split(x: Tensor, gy: Tensor, size: Sequence[int], tile: Sequence[int]) -> Pair:
+    """A weight gradient's blocks, and the pixels of one part of its sum."""
+    m, columns, k = tile[:3]
+    rows, pixels = size[0] * size[1] * x.shape[4], gy.shape[1] * gy.shape[2] * gy.shape[3]
+    tiles = triton.cdiv(rows, m) * triton.cdiv(gy.shape[4], columns) * x.shape[0]
+    return tiles, triton.cdiv(triton.cdiv(pixels, k), max(1, _PROGRAMS // tiles)) * k
 
 
 def _gather_tile(rows: int, o: int, c: int, kernel: Pair, dtype: torch.dtype) -> Tile:
@@ -268,8 +328,10 @@ def _correlate_tile(rows: int, o: int, c: int, dtype: torch.dtype) -> Tile:
     """Rows that stay inside a tap where c allows it, else as many as 128."""
     m = 64 if c == 64 else min(128, max(16, triton.next_power_of_2(rows)))
     n = min(128, max(16, triton.next_power_of_2(o)))
-    k = 64 if dtype == torch.bfloat16 else 32
-    return Tile(m, n, k, warps=8 if m * n == 128 * 128 else 4)
+    if dtype == torch.bfloat16:
+        return Tile(m, n, 64, warps=8 if m * n == 128 * 128 else 4)
+    small = 2 if c >= 32 else 4  # warps: two multiply TF32 without a transposed copy
+    return Tile(min(m, 64) if c >= 32 else m, min(n, 64), 32, small, 3 if c >= 32 else 2)
 
 
 def _channels_last(x: Tensor) -> Tensor:

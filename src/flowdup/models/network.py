@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flowdup.errors import ConfigError
-from flowdup.models.convolution import for_clients
+from flowdup.models.cohort import for_clients
 from flowdup.random import Stream
 
 Weights = dict[str, Tensor]
@@ -34,6 +34,7 @@ class Network:
     shapes: dict[str, tuple[int, ...]]
     deviations: dict[str, float]
     constants: dict[str, Tensor]  # what the definition fixes: a norm's weight of 1, a scale of 1e-6
+    compute: torch.dtype | None = None  # what the module computes in; None: as its weights are
     copies: threading.local = field(default_factory=threading.local)  # of the module
 
     @classmethod
@@ -75,8 +76,11 @@ class Network:
         return sum(map(math.prod, self.shapes.values()))
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self._own_module(), weights, (self.read(x),))
-        return out
+        x, dtype = self.read(x), next(iter(weights.values())).dtype
+        if self.compute:
+            x, weights = x.to(self.compute), {n: w.to(self.compute) for n, w in weights.items()}
+        out: Tensor = functional_call(self._own_module(), weights, (x,))
+        return out.to(dtype)
 
     def _own_module(self) -> nn.Module:
         """This thread's copy: a call puts the weights into the module and takes them out again."""

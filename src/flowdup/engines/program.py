@@ -1,0 +1,100 @@
+"""A step as one program for the GPU: traced, compiled, captured, then only replayed.
+
+Tracing turns `vmap` and gradients into a flat list of tensor operations; torch's compiler fuses
+them, and finds what it compiled before in its cache; a CUDA graph launches all kernels at once, on
+tensors that stay where they are.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+State = TypeVar("State")
+Step = Callable[..., Any]
+
+_WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
+
+
+class Eager(Generic[State]):
+    """state <- step(fixed, state, *inputs), as it is written."""
+
+    def __init__(self, step: Step, fixed: Any, state: State) -> None:
+        self.step, self.fixed, self.state = step, fixed, state
+
+    def __call__(self, *inputs: Any) -> None:
+        self.state = self.step(self.fixed, self.state, *inputs)
+
+
+class Captured(Generic[State]):
+    """The same for tensors that never change their shapes, made of examples of all."""
+
+    def __init__(self, step: Step, fixed: Any, state: State, *inputs: Any) -> None:
+        self.fixed, self.state, self.inputs = tree_map(torch.clone, (fixed, state, inputs))
+        tensors, spec = tree_flatten((self.fixed, self.state, self.inputs))
+
+        def in_place(*tensors: Tensor) -> None:
+            fixed, state, inputs = tree_unflatten(tensors, spec)
+            _copy(state, step(fixed, state, *inputs))
+
+        traced = make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        self.tensors = tensors + _lift_constants(traced)
+        self.graph = _capture(_compile(traced, self.tensors), self.tensors)
+
+    def begin(self, fixed: Any) -> None:
+        _copy(self.fixed, fixed)
+
+    def __call__(self, *inputs: Any) -> None:
+        _copy(self.inputs, inputs)
+        self.graph.replay()
+
+
+def _lift_constants(traced: GraphModule) -> list[Tensor]:
+    """Tensors that the step knows besides its arguments become arguments, too: a compiled program
+    is found in the cache only if it holds none.
+    """
+    graph = traced.graph
+    names = dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr"))
+    *_, after = graph.find_nodes(op="placeholder")
+    for name in names:
+        with graph.inserting_after(after):
+            after = graph.placeholder(name)
+        for node in graph.find_nodes(op="get_attr", target=name):
+            node.replace_all_uses_with(after)
+            graph.erase_node(node)
+    traced.recompile()
+    return [getattr(traced, name) for name in names]
+
+
+def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
+    from torch._functorch.compile_utils import fx_graph_cse  # noqa: PLC0415  (slow to import)
+    from torch._inductor import standalone_compile  # noqa: PLC0415
+
+    traced.graph = fx_graph_cse(traced.graph)  # backward repeats some of what forward did
+    program: Callable[..., Any] = standalone_compile(
+        traced, [*tensors], dynamic_shapes="from_example_inputs"
+    )
+    return program
+
+
+def _capture(program: Callable[..., Any], tensors: list[Tensor]) -> torch.cuda.CUDAGraph:
+    side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(here)
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(_WARM_UP):
+            program(*tensors)
+    here.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        program(*tensors)
+    return graph
+
+
+def _copy(into: Any, values: Any) -> None:
+    targets, sources = tree_flatten(into)[0], tree_flatten(values)[0]
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
