@@ -22,6 +22,7 @@ test-peers: $(PEERS_INSTALLED)
 # A round here against pfl, Flower's simulation and a plain loop; leave the machine alone meanwhile.
 bench: $(BENCH_INSTALLED)
 	$(BENCH)/bin/python benchmarks/cpu.py
+	$(BENCH)/bin/python benchmarks/chart.py benchmarks/results/cpu.json docs/bench-cpu.png
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
