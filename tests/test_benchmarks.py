@@ -22,6 +22,14 @@ def test_contenders_do_the_same_work_and_an_absent_one_is_reported(tmp_path: Pat
     assert "| loop |" in chart.with_suffix(".md").read_text()
 
 
+def test_the_benchmark_of_a_gpu_times_blocks_of_rounds_and_a_whole_run(tmp_path: Path) -> None:
+    works = ["--works", "fedavg cnn", "whole run cifar10 cnn", "--contenders", *CONTENDERS]
+    *rounds, cold, warm = run("gpu.py", tmp_path, "--device", "cpu", *works)
+    check(rounds)
+    assert [cold["contender"], warm["contender"]] == ["flowdup, cold", "flowdup, warm"]
+    assert min(cold["seconds"], warm["seconds"]) > 0
+
+
 def run(script: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     out = folder / "results.json"
     command = [sys.executable, BENCHMARKS / script, "--tiny", "--out", out, *options]
