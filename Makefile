@@ -5,8 +5,17 @@ PEERS := $(VENV)-peers
 PEERS_INSTALLED := $(PEERS)/.installed
 BENCH := $(VENV)-bench
 BENCH_INSTALLED := $(BENCH)/.installed
+CARRIED := benchmarks/peers
+CARRIED_FOR ?= 3.12
+GPU_BENCH := $(VENV)-bench-gpu
+ifneq ($(wildcard $(CARRIED)),)
+GPU_PYTHON := PYTHONPATH=src:$(CARRIED) $(PYTHON)
+else
+GPU_PYTHON := $(GPU_BENCH)/bin/python
+GPU_INSTALLED := $(GPU_BENCH)/.installed
+endif
 
-.PHONY: demo test test-peers bench lint
+.PHONY: demo test test-peers bench bench-gpu peers lint
 
 demo: $(INSTALLED)
 	$(VENV)/bin/flowdup compare demo --out runs/demo
@@ -22,6 +31,17 @@ test-peers: $(PEERS_INSTALLED)
 # A round here against pfl, Flower's simulation and a plain loop; leave the machine alone meanwhile.
 bench: $(BENCH_INSTALLED)
 	$(BENCH)/bin/python benchmarks/cpu.py
+	$(BENCH)/bin/python benchmarks/chart.py benchmarks/results/cpu.json docs/bench-cpu.png
+
+# The same on a GPU, with the torch that $(PYTHON) has.
+bench-gpu: $(GPU_INSTALLED)
+	$(GPU_PYTHON) benchmarks/gpu.py
+	-$(GPU_PYTHON) benchmarks/chart.py benchmarks/results/gpu.json docs/bench-gpu.png
+
+# For a machine with a GPU and without a network: pfl and what it imports, to be taken there.
+peers:
+	$(PYTHON) -m pip install --quiet --upgrade --target $(CARRIED) --python-version $(CARRIED_FOR) \
+		--only-binary :all: --no-deps --no-compile --requirement benchmarks/peers.txt
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -46,4 +66,11 @@ $(BENCH_INSTALLED): pyproject.toml constraints.txt
 	$(BENCH)/bin/pip install --quiet --constraint constraints.txt torch
 	$(BENCH)/bin/pip install --quiet --constraint constraints.txt \
 		'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0' --editable .
+	touch $@
+
+$(GPU_BENCH)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(GPU_BENCH)
+	$(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+		> $$(echo $(GPU_BENCH)/lib/python*/site-packages)/machine.pth
+	$(GPU_BENCH)/bin/pip install --quiet 'pfl==0.6.0' 'flwr[simulation]==1.41.0' --editable .
 	touch $@

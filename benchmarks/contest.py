@@ -1,15 +1,18 @@
 """Contenders do the same work in turns, so that a busy moment of the machine hits all alike.
 
 Each has a process of its own, with its own threads and its own servers; only one works at a time.
+One that is absent or fails is reported, and the others go on.
 """
 
+import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -23,7 +26,9 @@ from safetensors.torch import load_file
 from flowdup.engines import ENGINES
 from flowdup.params import Params
 
-SIMULATORS = {
+Contenders = dict[str, tuple[str, str]]  # a module and its variant, by name
+Result = dict[str, Any]
+SIMULATORS: Contenders = {
     "flowdup": ("flowdup", ""),
     **{f"flowdup {engine}": ("flowdup", engine) for engine in ENGINES},
     "pfl": ("pfl", ""),
@@ -31,28 +36,36 @@ SIMULATORS = {
     "flower threads": ("flower", "threads"),  # one actor with all threads
     "loop": ("loop", ""),
 }
-PERSONALIZERS = {
+PERSONALIZERS: Contenders = {
     "h1 forward": ("personalize", "h1"),
     "personalize": ("personalize", "weights"),
     "personalize, predict": ("personalize", "prediction"),
     "Federation.personalize": ("personalize", "module"),
     "Federation.personalize, predict": ("personalize", "module-prediction"),
 }
-TOLERANCE, MOVED = 1e-4, 1e-3  # how far apart psi may be after a round, how far it must have come
-Result = dict[str, Any]
+ENDING = 60.0  # seconds that a dismissed contender, and the servers it has, take to end
 
 
 @dataclass(frozen=True)
 class Plan:
-    device: str = "cpu"
     threads: int = os.cpu_count() or 1
-    warm_up: int = 2
+    warm_up: int = 2  # at least 2: something to compile in, and something to guess the pace from
     blocks: int = 7
-    rounds: int = 1  # of a block
+    rounds: int = 1  # of a block, at most
+    seconds: float = math.inf  # that a block should not exceed, though it has a round at least
+    each: bool = True  # every round is timed; if not, every block, and divided by its rounds
+    alone: bool = False  # a contender starts when the last has ended: no memory for all at once
 
     @property
     def total(self) -> int:
         return self.warm_up + self.blocks * self.rounds
+
+
+@dataclass(frozen=True)
+class Match:
+    work: Work
+    contenders: Contenders = field(default_factory=lambda: SIMULATORS)
+    plan: Plan = Plan()
 
 
 class Player:
@@ -60,8 +73,8 @@ class Player:
 
     def __init__(self, name: str, entry: Entry, log: Path) -> None:
         self.name, self.entry, self.log = name, entry, log
-        self.ms: list[float] = []
-        self.about: Result = {}
+        self.ms: list[float] = []  # per round, one number for each that was timed
+        self.block = 1  # rounds
         here = str(Path(__file__).parent)
         paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
         hide = {"CUDA_VISIBLE_DEVICES": ""} if entry.device == "cpu" else {}
@@ -82,6 +95,7 @@ class Player:
                 env=environment,
                 text=True,
             )
+        self.about: Result = {}  # ready, absent or failed
 
     def __enter__(self) -> "Player":
         return self
@@ -93,103 +107,144 @@ class Player:
         trace: TracebackType | None,
     ) -> None:
         self.dismiss()
-        self.process.wait()
+        try:
+            self.process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def present(self) -> bool:
+        return "ready" in self.about
 
     def dismiss(self) -> None:
         """Close the contender's input, whereupon it ends."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
-    def prepare(self) -> bool:
-        """Whether the contender is there."""
+    def prepare(self) -> None:
         self.about = self._read()
-        return "absent" not in self.about
+
+    def warm_up(self, plan: Plan) -> None:
+        self.run(plan.warm_up - 1)
+        for ms in self.run(1):
+            self.block = int(max(1, min(plan.rounds, plan.seconds * 1e3 / ms)))
 
     def run(self, rounds: int) -> list[float]:
+        """Milliseconds; nothing from a contender that is not there."""
+        if not self.present:
+            return []
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"rounds": rounds}) + "\n")
-        self.process.stdin.flush()
-        ms: list[float] = self._read()["ms"]
-        return ms
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"rounds": rounds}) + "\n")
+            self.process.stdin.flush()
+        reply = self._read()
+        if "ms" not in reply:
+            self.about = reply
+        return reply.get("ms", [])
 
     def _read(self) -> Result:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        if not line:
-            last = "\n".join(self.log.read_text().splitlines()[-30:])
-            raise SystemExit(f"{self.name} failed:\n{last}")
-        message: Result = json.loads(line)
+        last = self.log.read_text().splitlines()[-30:]
+        message: Result = json.loads(line) if line else {"failed": "".join(last[-1:]) or "killed"}
+        if "failed" in message:
+            print(f"{self.name} failed:", *last, sep="\n", file=sys.stderr)
         return message
 
     def psi(self) -> Params:
         return load_file(self.entry.psi) if Path(self.entry.psi).exists() else {}
 
 
-def compete(
-    title: str, work: Work, contenders: dict[str, tuple[str, str]], plan: Plan
-) -> list[Result]:
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        players = []
-        for number, (name, (module, variant)) in enumerate(contenders.items()):
-            psi = str(Path(folder) / f"{number}.safetensors")
-            entry = Entry(module, variant, work, plan.device, plan.threads, plan.total, psi)
-            player = Player(name, entry, Path(folder) / f"{number}.log")
-            players.append(stack.enter_context(player))
-        present = [player for player in players if player.prepare()]
-        for player in present:
-            player.run(plan.warm_up)
-        apart = distances(work, present)
-        for block in range(plan.blocks):
-            for player in present[:: 1 if block % 2 else -1]:
-                player.ms += player.run(plan.rounds)
-        for player in players:
-            player.dismiss()
-        return [_result(title, player, present, apart) for player in players]
+def compete(title: str, match: Match, device: str) -> list[Result]:
+    plan, names = match.plan, list(match.contenders)
+    players: list[Player] = []
+    with TemporaryDirectory() as folder:
+        for group in [[name] for name in names] if plan.alone else [names]:
+            with ExitStack() as stack:
+                here = []
+                for name in group:
+                    number = len(players) + len(here)
+                    entry = Entry(
+                        *match.contenders[name],
+                        match.work,
+                        device,
+                        plan.threads,
+                        plan.total,
+                        plan.each,
+                        str(Path(folder) / f"{number}.safetensors"),
+                    )
+                    player = Player(name, entry, Path(folder) / f"{number}.log")
+                    here.append(stack.enter_context(player))
+                _take_turns(here, plan)
+                for player in here:
+                    player.dismiss()  # all, before any is waited for
+                players += here
+        apart = distances(match.work, players)
+    return [_result(title, player, players, apart) for player in players]
+
+
+def _take_turns(players: Sequence[Player], plan: Plan) -> None:
+    for player in players:
+        player.prepare()
+    for player in players:
+        player.warm_up(plan)
+    for block in range(plan.blocks):
+        for player in players[:: 1 if block % 2 else -1]:
+            player.ms += player.run(player.block)
 
 
 def distances(work: Work, players: Sequence[Player]) -> dict[str, float]:
-    """How far everyone's psi is from the first's after the first round; refuses other work."""
+    """How far everyone's psi is from the first's after the first round, in units of how far the
+    first's has come: |psi - psi'| / |psi' - psi_0|, Euclidean.
+    """
     found = {player.name: psi for player in players if (psi := player.psi())}
     if not found:
         return {}
     reference = found[next(iter(found))]
-    if distance(reference, work.start(work.build())) < MOVED:
-        raise SystemExit("the first round moved nothing: there is nothing to compare")
-    apart = {name: distance(psi, reference) for name, psi in found.items()}
-    if far := [name for name, value in apart.items() if not value <= TOLERANCE]:
-        raise SystemExit(f"{', '.join(far)} did other work than {next(iter(found))}: {apart}")
-    return apart
+    moved = distance(reference, work.start(work.build()))
+    return {name: distance(psi, reference) / (moved or math.nan) for name, psi in found.items()}
 
 
 def distance(a: Params, b: Params) -> float:
     assert a.keys() == b.keys()
-    return max((a[n] - b[n]).abs().max().item() for n in a)
+    return math.sqrt(sum((a[n].double() - b[n].double()).square().sum().item() for n in a))
+
+
+def tolerance(entry: Entry) -> float:
+    """The distance beyond which a contender did other work: more than its arithmetic explains."""
+    if "bf16" in entry.variant:
+        return 0.1
+    return 1e-3 if entry.device == "cpu" else 0.02  # TF32
 
 
 def _result(
-    title: str, player: Player, present: Sequence[Player], apart: dict[str, float]
+    title: str, player: Player, players: Sequence[Player], apart: dict[str, float]
 ) -> Result:
     head = {"work": title, "contender": player.name}
-    if not player.ms:
+    if not player.present:
         return head | {"ms_per_round": None, "ratio_to_pfl": None} | player.about
-    middle, h1 = median(player.ms), _best(present, "h1 forward")
-    pfl, flower = _best(present, "pfl"), _best(present, "flower")
+    middle, h1 = median(player.ms), _best(players, "h1 forward")
+    pfl, flower = _best(players, "pfl"), _best(players, "flower")
     low, _, high = quantiles(player.ms, n=4)
-    return (
-        head
-        | {
-            "ms_per_round": round(middle, 3),
-            "ratio_to_pfl": pfl and round(pfl / middle, 3),
-            "ratio_to_flower": flower and round(flower / middle, 3),
-            "ratio_to_h1": h1 and round(middle / h1, 3),
-            "quartiles": [round(low, 3), round(high, 3)],
-            "rounds": len(player.ms),
-            "distance": apart.get(player.name),
-        }
-        | player.about["ready"]
-    )
+    found = {
+        "ms_per_round": round(middle, 3),
+        "ratio_to_pfl": pfl and round(pfl / middle, 3),
+        "ratio_to_flower": flower and round(flower / middle, 3),
+        "ratio_to_h1": h1 and round(middle / h1, 3),
+        "quartiles": [round(low, 3), round(high, 3)],
+        "rounds": len(player.ms) * (1 if player.entry.each else player.block),
+    }
+    far = apart.get(player.name)
+    if far is not None:
+        found["distance"] = far if math.isfinite(far) else None
+        if not far <= tolerance(player.entry):
+            found["mismatch"] = f"psi is {far:.2g} of its way from {next(iter(apart))}'s"
+    return head | found | player.about["ready"]
 
 
 def _best(players: Sequence[Player], name: str) -> float | None:
     """The time of the fastest variant of a contender."""
-    return min((median(p.ms) for p in players if p.name.startswith(name)), default=None)
+    there = [p for p in players if p.present and p.name.startswith(name)]
+    return min((median(p.ms) for p in there), default=None)

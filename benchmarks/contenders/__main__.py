@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 
 import torch
 
@@ -25,7 +26,12 @@ def main() -> None:
             raise
         print(json.dumps({"absent": str(error)}), file=replies, flush=True)
         return
-    contender.run(entry, Pace(entry, replies, provenance(torch.device(entry.device))))
+    try:
+        contender.run(entry, Pace(entry, replies, provenance(torch.device(entry.device))))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        traceback.print_exc()
+        print(json.dumps({"failed": reason}), file=replies, flush=True)
 
 
 if __name__ == "__main__":

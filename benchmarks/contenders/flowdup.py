@@ -1,21 +1,33 @@
 """flowdup: a round is one of `server.train`, with its cohort, batch plans and server's step."""
 
-from importlib.metadata import version
+from typing import Any
 
 from contenders.entry import Entry, Pace
 from contenders.work import STREAM
-from flowdup.engines import EngineConfig, build_engine
+from flowdup.engines import ENGINES, EngineConfig, build_engine
 from flowdup.server import initial_state, train
 
 
 def run(entry: Entry, pace: Pace) -> None:
     work, method = entry.work, entry.work.build(entry.device)
-    named = {"name": entry.variant} if entry.variant else {}
-    config = EngineConfig(device=entry.device, **named)
+    config = EngineConfig(device=entry.device, **settings(entry.variant))
     engine = build_engine(config, method, work.local)
     server, clients = work.server(entry.rounds), work.population()
     state = initial_state(server, method, STREAM, config.torch_device(), config.torch_dtype())
-    pace.ready(flowdup=version("flowdup"))
+    pace.ready()
     for result in train(server, method, engine, clients, state, STREAM):
         psi = result.state.psi
         pace(lambda psi=psi: psi)
+
+
+def settings(variant: str) -> dict[str, Any]:
+    """Of the engine, in words: its name, a precision, or "eager" for nothing compiled."""
+    found: dict[str, Any] = {}
+    for word in variant.split():
+        if word in ENGINES:
+            found["name"] = word
+        elif word == "eager":
+            found["compile"] = False
+        else:
+            found["precision"] = word
+    return found

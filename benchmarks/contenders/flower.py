@@ -93,6 +93,7 @@ class Paced(FedAvg):
 def run(entry: Entry, pace: Pace) -> None:
     actors = 1 if entry.variant == "threads" else entry.threads
     threads = entry.threads // actors
+    gpus = 0 if entry.device == "cpu" else 1
     net = program(entry)
     server_app = ServerApp()
 
@@ -106,7 +107,12 @@ def run(entry: Entry, pace: Pace) -> None:
         client_app,
         num_supernodes=entry.work.cohort,
         backend_config={
-            "init_args": {"address": "local", "num_cpus": entry.threads, "log_to_driver": False},
-            "client_resources": {"num_cpus": threads, "num_gpus": 0.0},
+            "init_args": {
+                "address": "local",
+                "num_cpus": entry.threads,
+                "num_gpus": gpus,
+                "log_to_driver": False,
+            },
+            "client_resources": {"num_cpus": threads, "num_gpus": gpus / actors},
         },
     )

@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy, layer_norm, relu
 from contenders.entry import Entry
 from contenders.work import Work
 from flowdup.models.cnn import cnn, cnn_small
+from flowdup.models.resnet import resnet18
 from flowdup.params import Params, part, prefixed
 
-NETWORKS = {"cnn": cnn, "cnn-small": cnn_small}
+NETWORKS = {"cnn": cnn, "cnn-small": cnn_small, "resnet18": resnet18}
 Program = Any  # an nn.Module with a loss(x, y) and with psi()
 
 
@@ -67,6 +68,9 @@ class Personalizer(nn.Module):
 
 def program(entry: Entry) -> Program:
     work, device = entry.work, entry.device
+    if device != "cpu":  # the fastest float32 that torch has, for everyone but flowdup's own engine
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     net = Classifier(work) if work.method == "fedavg" else Personalizer(work, device)
     return net.to(device)
 

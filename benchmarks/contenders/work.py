@@ -6,6 +6,7 @@ All of it comes from streams and seeds, so every contender has the same without 
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,12 @@ class Work:
     batch: int = 50
     k: int = 10_000
     lr: float = 0.05
+
+    @classmethod
+    def femnist(cls, **other: Any) -> "Work":
+        """FedAvg on clients of FEMNIST's shape."""
+        few = {"shape": (1, 28, 28), "classes": 62, "classes_per_client": 62, "points": 180}
+        return cls("fedavg", ragged=True, **few | other)
 
     @property
     def inputs(self) -> InputSpec:
