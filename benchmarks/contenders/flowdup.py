@@ -9,8 +9,8 @@ from flowdup.server import initial_state, train
 
 
 def run(entry: Entry, pace: Pace) -> None:
-    work, method = entry.work, entry.work.build(entry.device)
-    config = EngineConfig(device=entry.device, **settings(entry.variant))
+    work, config = entry.work, EngineConfig(device=entry.device, **settings(entry.variant))
+    method = work.build(entry.device, config.compute_dtype())
     engine = build_engine(config, method, work.local)
     server, clients = work.server(entry.rounds), work.population()
     state = initial_state(server, method, STREAM, config.torch_device(), config.torch_dtype())

@@ -64,12 +64,12 @@ class Work:
             return {"name": "fedavg"}
         return {
             "name": "flowdup",
-            "subspace": {"kind": "hashed", "k": self.k},
+            "subspace": {"k": self.k},
             "hypernetwork": {"embedding": 256, "hidden": 100},
         }
 
-    def build(self, device: str = "cpu") -> Method:
-        parts = Parts(self.model, self.inputs, STREAM, device)
+    def build(self, device: str = "cpu", compute: torch.dtype | None = None) -> Method:
+        parts = Parts(self.model, self.inputs, STREAM, device, compute=compute)
         return MethodConfig.from_table(self.table()).build(parts)
 
     def start(self, method: Method, device: str = "cpu") -> Params:

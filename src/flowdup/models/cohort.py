@@ -2,12 +2,17 @@
 
 from torch import nn
 
-from flowdup.models.convolution import ClientConv2d, is_plain
+from flowdup.models import convolution, pooling
+from flowdup.models.convolution import ClientConv2d
 from flowdup.models.normalization import ClientGroupNorm
+from flowdup.models.pooling import ClientMaxPool2d
 
-_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+Layers = dict[type[nn.Module], type[nn.Module]]
+
+_LAYERS: Layers = {
     nn.Conv2d: ClientConv2d,
     nn.GroupNorm: ClientGroupNorm,
+    nn.MaxPool2d: ClientMaxPool2d,
 }
 
 
@@ -21,8 +26,14 @@ def ordinary(module: nn.Module) -> nn.Module:
     return _exchange(module, {own: torchs for torchs, own in _LAYERS.items()})
 
 
-def _exchange(module: nn.Module, layers: dict[type[nn.Module], type[nn.Module]]) -> nn.Module:
+def _exchange(module: nn.Module, layers: Layers) -> nn.Module:
     for part in module.modules():
-        if type(part) in layers and (not isinstance(part, nn.Conv2d) or is_plain(part)):
+        if type(part) in layers and _is_plain(part):
             part.__class__ = layers[type(part)]
     return module
+
+
+def _is_plain(part: nn.Module) -> bool:
+    if isinstance(part, nn.Conv2d):
+        return convolution.is_plain(part)
+    return not isinstance(part, nn.MaxPool2d) or pooling.is_plain(part)
