@@ -81,7 +81,8 @@ class Case:
 CASES = [
     *(Case(10**n, 100) for n in (3, 4, 5, 6)),
     *(Case(10**6, cohort) for cohort in (10, 1000)),
-    *(Case(10**6, cohort, engine="sequential") for cohort in (10, 100, 1000)),
+    *(Case(10**n, 100, engine="sequential") for n in (3, 4, 5, 6)),
+    *(Case(10**6, cohort, engine="sequential") for cohort in (10, 1000)),
     *(Case(population, 100, "stored") for population in (1_000, 3_000, 10_000)),
 ]
 TINY = [Case(10**n, 20, source="digits", points=20, rounds=1) for n in (3, 6)]
