@@ -93,12 +93,14 @@ def measure(case: Case) -> dict[str, Any]:
     start = time.monotonic()
     simulation = Simulation(case.config())
     ready, before = time.monotonic(), peak_mb()
-    ends = [time.monotonic() for _ in simulation.rounds(simulation.initial_state())]
-    times = [b - a for a, b in pairwise(ends)]
+    rounds = simulation.rounds(simulation.initial_state())
+    ends = [(time.monotonic(), time.process_time()) for _ in rounds]
+    times, busy = ([b - a for a, b in pairwise(clock)] for clock in zip(*ends, strict=True))
     return asdict(case) | {
         "setup_seconds": round(ready - start, 3),
         "seconds_per_round": round(statistics.median(times), 4),
         "fastest_and_slowest": [round(min(times), 4), round(max(times), 4)],
+        "cpu_seconds_per_round": round(statistics.median(busy), 4),  # if others are at work too
         "peak_mb": round(peak_mb(), 1),
         "peak_mb_before_rounds": round(before, 1),
         "threads": 1,
