@@ -48,3 +48,17 @@ def check(results: list[dict[str, Any]]) -> None:
         assert row.keys() >= KEYS
         assert row["ms_per_round"] > 0
         assert row["distance"] < 1e-3  # of psi after a round from the first contender's
+
+
+def test_a_process_with_a_million_clients_takes_no_more_memory_than_one_with_a_thousand(
+    tmp_path: Path,
+) -> None:
+    out, plot = tmp_path / "population.json", tmp_path / "population.png"
+    command = [sys.executable, BENCHMARKS / "population.py", "--tiny", "--out", out, "--plot", plot]
+    subprocess.run(command, check=True, capture_output=True)
+    assert plot.stat().st_size > 0
+    few, many = json.loads(out.read_bytes())
+    assert (few["population"], many["population"]) == (1_000, 1_000_000)
+    assert many.keys() >= {"cohort", "seconds_per_round", "device", "versions", "commit"}
+    assert many["seconds_per_round"] > 0
+    assert many["peak_mb"] < few["peak_mb"] + 60  # 64 bytes per client

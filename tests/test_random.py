@@ -1,10 +1,12 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowdup.random import Stream, philox
+from flowdup.random import Stream, distinct, philox
 
 # Known-answer vectors of philox4x32-10, published with Random123 (kat_vectors).
 VECTORS = [
@@ -79,3 +81,22 @@ def test_no_global_random_state_is_read_or_moved() -> None:
         assert (torch.get_rng_state() == before[0]).all()
         assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index, union-attr]
     assert all((a == b).all() for a, b in zip(*found, strict=True))
+
+
+@given(st.integers(0, 60), st.integers(0, 10**6), st.integers(0, 99))
+def test_distinct_numbers_are_as_many_as_asked_for(n: int, more: int, seed: int) -> None:
+    found = distinct(iter(Stream(seed).words(n).tolist()), n, n + more)
+    assert len(found) == len(set(found)) == n
+    assert all(0 <= number < n + more for number in found)
+
+
+def test_every_set_of_distinct_numbers_is_equally_likely() -> None:
+    lanes = Stream(0).lanes(0, 10_000, 2)
+    counts = Counter(frozenset(distinct(iter(lane), 2, 5)) for lane in lanes.tolist())
+    assert len(counts) == 10
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+def test_distinct_numbers_are_the_same_for_ever() -> None:
+    assert distinct(iter([2**32 - 1, 0, 2**31, 2**30]), 4, 10**6) == [999996, 0, 499999, 250000]
+    assert distinct(iter([0, 0, 0]), 3, 3) == [0, 1, 2]

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,6 +49,51 @@ def test_without_replacement_too_few_clients_are_an_error_with_a_remedy() -> Non
     config = ServerConfig(cohort=100, replacement=False)
     with pytest.raises(ConfigError, match=r"90 labeled clients and there are 5: lower"):
         sample_cohort(config, labeled(5, 50), True, Stream(0))
+
+
+@given(
+    st.integers(1, 30), st.integers(0, 30), st.integers(1, 40), st.floats(0, 1), st.integers(0, 99)
+)
+def test_two_ranges_with_replacement_give_the_cohort_of_an_array(
+    yes: int, no: int, size: int, alpha: float, seed: int
+) -> None:
+    config, ranges = ServerConfig(cohort=size, alpha=alpha), (range(yes), range(yes, yes + no))
+    found, array = (
+        sample_cohort(config, who, True, Stream(seed)) for who in (ranges, labeled(yes, no))
+    )
+    assert found == array
+
+
+@given(st.integers(10, 30), st.integers(10, 30), st.integers(0, 99))
+def test_nobody_stands_twice_in_a_cohort_of_ranges(yes: int, no: int, seed: int) -> None:
+    config = ServerConfig(cohort=20, alpha=0.5, replacement=False)
+    cohort = sample_cohort(config, (range(yes), range(yes, yes + no)), True, Stream(seed))
+    assert len(set(cohort)) == 20
+    assert sum(i < yes for i in cohort) == 10 and max(cohort) < yes + no
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_cohort_of_a_billion_clients_takes_no_more_memory_than_one_of_few(
+    replacement: bool,
+) -> None:
+    config = ServerConfig(cohort=1000, replacement=replacement)
+    peaks = []
+    for clients in (10**4, 10**9):
+        groups = (range(clients // 2), range(clients // 2, clients))
+        tracemalloc.start()
+        cohort = sample_cohort(config, groups, True, Stream(0))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(cohort) == 1000 and max(cohort) > clients / 2
+    assert peaks[1] < 2 * peaks[0] < 2**20
+
+
+def test_too_few_clients_in_a_range_are_an_error_with_a_remedy() -> None:
+    config = ServerConfig(cohort=100, replacement=False)
+    with pytest.raises(ConfigError, match=r"90 labeled clients and there are 5: lower"):
+        sample_cohort(config, (range(5), range(5, 55)), True, Stream(0))
+    with pytest.raises(TrainingError, match="no training client has a label"):
+        sample_cohort(config, (range(0), range(5)), True, Stream(0))
 
 
 def test_no_labeled_client_at_all_is_an_error() -> None:

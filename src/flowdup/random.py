@@ -9,6 +9,7 @@ or moved.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +38,20 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
         )
         k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+def distinct(words: Iterator[int], n: int, high: int) -> list[int]:
+    """n different numbers of 0 .. high-1, made from n words in time and memory of n alone.
+
+    Floyd's algorithm (Bentley, "A sample of brilliance", CACM 1987): for j = high-n .. high-1, the
+    number floor(word * (j+1) / 2^32), or j itself if that one is taken.  Every set is equally
+    likely; the order is not random.
+    """
+    chosen: dict[int, None] = {}
+    for last in range(high - n, high):
+        number = next(words) * (last + 1) >> 32
+        chosen[last if number in chosen else number] = None
+    return list(chosen)
 
 
 @dataclass(frozen=True)

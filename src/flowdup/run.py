@@ -1,7 +1,8 @@
 """A run and its folder: training that can be killed at any moment and continued to the same bits.
 
 config.toml     the resolved settings
-clients.json    who is in which group, who has labels, and of which images each is made
+clients.json    who is in which group, who has labels, and of which images each is made;
+                of lazy clients, how they are made
 metrics.jsonl   one line per round
 checkpoint/     psi and the server's memory
 evaluation.json accuracy of test clients (`evaluate_run`)
@@ -23,7 +24,7 @@ import torch
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
 from flowdup.config import Config, load_config, read_config, read_toml
 from flowdup.cost import Cost, measure
-from flowdup.data import ClientData, Population, load_population
+from flowdup.data import ClientData, LazyClients, Population, load_population
 from flowdup.engines import Engine, build_engine
 from flowdup.engines.distributed import leads, wait_for_all
 from flowdup.errors import CheckpointError, ConfigError, DataError
@@ -39,6 +40,7 @@ from flowdup.settings import to_toml
 from flowdup.soon import Soon
 
 Metrics = dict[str, Any]
+_MOST_IN_A_FIGURE = 10_000  # clients
 
 _AHEAD = 8  # rounds that a GPU has been given and not yet done
 
@@ -93,7 +95,11 @@ class Simulation:
 
     def cost(self, psi: Params) -> Cost:
         """What the method asks of a client of middling size."""
-        points = round(statistics.median(map(len, self.population.train or self.population.test)))
+        clients = self.population.train or self.population.test
+        if isinstance(clients, LazyClients):
+            points = clients.points
+        else:
+            points = round(statistics.median(map(len, clients)))
         return measure(self.method, self.config.client, self.population.spec, psi, points)
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
@@ -217,6 +223,11 @@ def embed_run(
     clients: Sequence[ClientData] = getattr(population, group)
     if not clients:
         raise DataError(f"there are no {group} clients: choose another group")
+    if len(clients) > _MOST_IN_A_FIGURE:
+        raise DataError(
+            f"{len(clients):,} clients are too many for a figure: choose another group, or fewer "
+            f"with data.{group}_clients"
+        )
     traits = sorted({name for client in clients for name in client.traits})
     if by and by not in traits:
         raise DataError(f"clients have no trait '{by}': use one of {', '.join(traits) or '(none)'}")

@@ -8,13 +8,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.data.clients import ClientData
+from flowdup.data.clients import ClientData, LazyClients
 from flowdup.engines import Engine
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.methods import Method, Params
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
-from flowdup.random import Stream
+from flowdup.random import Stream, distinct
 from flowdup.settings import check_range
+
+Labeled = NDArray[np.bool_] | tuple[range, range]  # per client, or those with labels and without
 
 
 @dataclass(frozen=True)
@@ -66,33 +68,43 @@ def initial_state(
 
 
 def sample_cohort(
-    config: ServerConfig, labeled: NDArray[np.bool_], learns_unlabeled: bool, stream: Stream
+    config: ServerConfig, labeled: Labeled, learns_unlabeled: bool, stream: Stream
 ) -> list[int]:
     """Client indices: round(alpha * cohort) labeled ones, then unlabeled ones.
 
     Labeled clients fill the whole cohort where the method cannot learn from others, or where there
-    are no others.
+    are no others.  From ranges one draws in time and memory of the cohort alone: without
+    replacement by Floyd's algorithm, not by a permutation of all.
     """
-    groups = {"labeled": np.flatnonzero(labeled), "unlabeled": np.flatnonzero(~labeled)}
-    if not groups["labeled"].size:
+    having, lacking = (
+        labeled
+        if isinstance(labeled, tuple)
+        else (np.flatnonzero(labeled), np.flatnonzero(~labeled))
+    )
+    if not len(having):
         raise TrainingError(
             "no training client has a label: give labels to some, or raise data.labeled_fraction"
         )
-    mixed = learns_unlabeled and groups["unlabeled"].size > 0
+    mixed = learns_unlabeled and len(lacking) > 0
     share = round(config.alpha * config.cohort) if mixed else config.cohort
     cohort: list[int] = []
-    for name, count in (("labeled", share), ("unlabeled", config.cohort - share)):
-        group, draw = groups[name], stream.child(name)
-        if not config.replacement and count > group.size:
+    for name, group, count in (
+        ("labeled", having, share),
+        ("unlabeled", lacking, config.cohort - share),
+    ):
+        draw, size = stream.child(name), len(group)
+        if not config.replacement and count > size:
             raise ConfigError(
-                f"a cohort needs {count} {name} clients and there are {group.size}: lower "
+                f"a cohort needs {count} {name} clients and there are {size}: lower "
                 "server.cohort or set server.replacement to true"
             )
         if config.replacement:
-            chosen = draw.integers(count, max(group.size, 1))
+            chosen = draw.integers(count, max(size, 1)).tolist()
+        elif isinstance(group, range):
+            chosen = distinct(iter(draw.words(count).tolist()), count, size)
         else:
-            chosen = draw.permutation(group.size)[:count]
-        cohort += group[chosen].tolist()
+            chosen = draw.permutation(size)[:count].tolist()
+        cohort += [int(group[i]) for i in chosen]
     return cohort
 
 
@@ -125,5 +137,7 @@ def train(
         yield Round(state, update.loss, told, update.padding)
 
 
-def _labeled(clients: Sequence[ClientData]) -> NDArray[np.bool_]:
+def _labeled(clients: Sequence[ClientData]) -> Labeled:
+    if isinstance(clients, LazyClients):
+        return clients.labeled, clients.unlabeled
     return np.array([client.labeled for client in clients])

@@ -228,6 +228,16 @@ def test_a_run_killed_again_and_again_loses_nothing(tmp_path: Path, run: Path) -
     assert tensors(out) == tensors(run)
 
 
+def test_a_million_clients_are_trained_on(tmp_path: Path) -> None:
+    out = tmp_path / "million"
+    settings = ("train_clients=1_000_000", "lazy=true", "labeled_fraction=0.1")
+    good("train", "digits", *SMALL, *(f"--set=data.{text}" for text in settings), "--out", out)
+    listed = json.loads((out / "clients.json").read_text())
+    assert (listed["train"]["clients"], listed["train"]["labeled"]) == (1_000_000, 100_000)
+    assert (out / "clients.json").stat().st_size < 50_000
+    assert len(last(good("evaluate", out, "--json"))["clients"]) == 6
+
+
 def test_a_run_is_not_overwritten_and_not_continued_as_another(run: Path) -> None:
     before = tensors(run)
     assert "add --resume" in refused("train", "digits", *SMALL, "--out", run)

@@ -1,6 +1,13 @@
 """Data: sources of images, the paper's partitions, and a user's own clients."""
 
-from flowdup.data.clients import ClientData, InputSpec, Population
+from flowdup.data.clients import ClientData, InputSpec, LazyClients, Population
 from flowdup.data.population import DataConfig, load_population
 
-__all__ = ["ClientData", "DataConfig", "InputSpec", "Population", "load_population"]
+__all__ = [
+    "ClientData",
+    "DataConfig",
+    "InputSpec",
+    "LazyClients",
+    "Population",
+    "load_population",
+]

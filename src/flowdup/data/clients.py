@@ -1,8 +1,8 @@
 """Clients and what their inputs look like."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,44 @@ class ClientData:
 
     def unlabeled(self) -> "ClientData":
         return replace(self, y=None)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyClients(Sequence[ClientData]):
+    """Clients that are made when they are asked for and never kept: a million take no memory.
+
+    `make` must give the same client whenever it is asked for the same number, in any thread.  The
+    first `with_labels` clients have labels; those that the others are made with are taken off.
+    """
+
+    clients: int  # how many
+    make: Callable[[int], ClientData]
+    with_labels: int
+    points: int  # of each client, or of a middling one
+    recipe: dict[str, Any] = field(default_factory=dict)  # for people to read
+
+    @property
+    def labeled(self) -> range:
+        return range(self.with_labels)
+
+    @property
+    def unlabeled(self) -> range:
+        return range(self.with_labels, self.clients)
+
+    def __len__(self) -> int:
+        return self.clients
+
+    @overload
+    def __getitem__(self, index: int) -> ClientData: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ClientData]: ...
+    def __getitem__(self, index: int | slice) -> ClientData | list[ClientData]:
+        place = range(self.clients)[index]
+        return [self[i] for i in place] if isinstance(place, range) else self._client(place)
+
+    def _client(self, number: int) -> ClientData:
+        client = self.make(number)
+        return client if number < self.with_labels else client.unlabeled()
 
 
 @dataclass(frozen=True)
@@ -126,21 +164,43 @@ class Population:
     test: Sequence[ClientData]
 
     def checked(self) -> "Population":
-        """The same with every client in the right types; DataError if one does not fit."""
-        groups = (self.train, self.validation, self.test)
-        return Population(self.spec, *([self.spec.check(c) for c in group] for group in groups))
+        """The same with every client in the right types; DataError if one does not fit.
 
-    def listing(self) -> dict[str, list[dict[str, Any]]]:
+        Lazy clients are checked when they are made.
+        """
+        groups = (self.train, self.validation, self.test)
+        return Population(self.spec, *map(self._checked, groups))
+
+    def _checked(self, clients: Sequence[ClientData]) -> Sequence[ClientData]:
+        if isinstance(clients, LazyClients):
+            make = clients.make
+            return replace(clients, make=lambda number: self.spec.check(make(number)))
+        return [self.spec.check(client) for client in clients]
+
+    def listing(self) -> dict[str, Any]:
         """Who is in which group, whose labels are learned from, and of which of the source's images
         a simulated client is made: training images, and for test clients test images.
+
+        Of lazy clients, how many there are, how they are made, and the first of them.
         """
 
         def row(client: ClientData) -> dict[str, Any]:
             images = {"images": list(client.images)} if client.images else {}
             return {"name": client.name, "points": len(client), "traits": client.traits} | images
 
+        train: Any
+        if isinstance(self.train, LazyClients):
+            train = {
+                "clients": len(self.train),
+                "labeled": len(self.train.labeled),
+                "points": self.train.points,
+                "recipe": self.train.recipe,
+                "first": row(self.train[0]),
+            }
+        else:
+            train = [row(client) | {"labeled": client.labeled} for client in self.train]
         return {
-            "train": [row(client) | {"labeled": client.labeled} for client in self.train],
+            "train": train,
             "validation": [row(client) for client in self.validation],
             "test": [row(client) for client in self.test],
         }

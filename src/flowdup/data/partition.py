@@ -39,28 +39,30 @@ def make_clients(
     else:
         every = np.arange(len(pool))
         dealt = _deal(every, clients, recipe.points, recipe.overlap, stream.child("points"))
-    parts = [pool[places] for places in dealt]
     turns = _turns(clients, recipe.rotations, x.shape[-2:], stream)
-    made = []
-    for number, (part, turn) in enumerate(zip(parts, turns, strict=True)):
-        traits: dict[str, Trait] = {}
-        if recipe.rotations:
-            traits["rotation"] = turn
-        if recipe.classes_per_client:
-            traits["classes"] = "+".join(map(str, sorted(set(y[part].tolist()))))
-        images = torch.rot90(x[part], turn // 90, (-2, -1)).contiguous()
-        name = f"{stream.path[-1]}-{number}"
-        made.append(ClientData(images, y[part], name, traits, tuple(part.tolist())))
-    return made
+    return [
+        make_client(recipe, x, y, pool[places], turn, f"{stream.path[-1]}-{number}")
+        for number, (places, turn) in enumerate(zip(dealt, turns, strict=True))
+    ]
+
+
+def make_client(
+    recipe: Recipe, x: Tensor, y: Tensor, part: Tensor, turn: int, name: str
+) -> ClientData:
+    """The client of the images with these numbers, turned by so many degrees."""
+    traits: dict[str, Trait] = {}
+    labels = y[part]
+    if recipe.rotations:
+        traits["rotation"] = turn
+    if recipe.classes_per_client:
+        traits["classes"] = "+".join(map(str, sorted(set(labels.tolist()))))
+    images = torch.rot90(x.index_select(0, part), turn // 90, (-2, -1)).contiguous()
+    return ClientData(images, labels, name, traits, tuple(part.tolist()))
 
 
 def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -> list[Indices]:
     """`hands` sets of `size` members of the pool, disjoint unless they may overlap."""
-    if size > pool.size:
-        raise ConfigError(
-            f"a client needs {size} points and only {pool.size} are at hand: lower data.points, or "
-            "give this group a larger share of the images by more clients"
-        )
+    check_size(size, pool.size)
     if not overlap and hands * size > pool.size:
         raise ConfigError(
             f"{hands} clients with {size} points each need more than the {pool.size} at hand: "
@@ -75,11 +77,7 @@ def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -
 def _by_class(recipe: Recipe, y: Indices, clients: int, stream: Stream) -> list[Indices]:
     """Each client has some classes, with the same number of points of each."""
     classes, per_client = np.unique(y), recipe.classes_per_client
-    if per_client > classes.size or recipe.points % per_client:
-        raise ConfigError(
-            f"data.classes_per_client = {per_client} must be at most {classes.size} and divide "
-            f"data.points = {recipe.points}"
-        )
+    check_classes(recipe, classes.size)
     size = recipe.points // per_client
     chosen = _choose_classes(clients, per_client, classes.size, stream.child("classes"))
     shards = {}
@@ -110,8 +108,28 @@ def _turns(
 ) -> list[int]:
     if not rotations:
         return [0] * clients
+    check_rotations(rotations, size)
+    return [rotations[i] for i in stream.child("rotation").integers(clients, len(rotations))]
+
+
+def check_size(size: int, at_hand: int) -> None:
+    if size > at_hand:
+        raise ConfigError(
+            f"a client needs {size} points and only {at_hand} are at hand: lower data.points, or "
+            "(without data.lazy) give this group a larger share of the images by more clients"
+        )
+
+
+def check_classes(recipe: Recipe, classes: int) -> None:
+    if recipe.classes_per_client > classes or recipe.points % recipe.classes_per_client:
+        raise ConfigError(
+            f"data.classes_per_client = {recipe.classes_per_client} must be at most {classes} and "
+            f"divide data.points = {recipe.points}"
+        )
+
+
+def check_rotations(rotations: tuple[int, ...], size: tuple[int, ...]) -> None:
     if any(turn % 90 for turn in rotations):
         raise ConfigError(f"data.rotations must be multiples of 90 degrees, not {list(rotations)}")
     if size[0] != size[1] and any(turn % 180 for turn in rotations):
         raise ConfigError(f"images of {size[0]}x{size[1]} can be rotated by 180 degrees only")
-    return [rotations[i] for i in stream.child("rotation").integers(clients, len(rotations))]

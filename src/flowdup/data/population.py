@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flowdup.data.clients import ClientData, InputSpec, Population
+from flowdup.data.clients import ClientData, InputSpec, LazyClients, Population
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import ImageSet
+from flowdup.data.lazy import lazy_clients
 from flowdup.data.own import read_folder, read_table
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, data_folder
@@ -27,7 +28,8 @@ _LEAST = {
     "classes_per_client": 0,
     "classes": 0,
 }
-_UNSET = {"classes_per_client": "0", "rotations": "[]", "overlap": "false"}  # TOML
+_UNSET = {"classes_per_client": "0", "rotations": "[]", "overlap": "false", "lazy": "false"}  # TOML
+_LAZY_VALIDATION = 0.2  # the share of the images that validation clients have beside lazy ones
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class DataConfig:
     classes_per_client: int = 0  # 0: all
     rotations: tuple[int, ...] = ()  # degrees; every client has one of them
     overlap: bool = False  # whether two clients of a group may share a point
+    lazy: bool = False  # whether training clients are made when asked for and never stored
 
     # your own clients
     path: str = ""  # of the folder or the table
@@ -57,6 +60,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             check_range(f"data.{name}", getattr(self, name), least)
+        check_range("data.train_clients", self.train_clients, 0, 2**32)  # one is drawn by a word
         check_range("data.labeled_fraction", self.labeled_fraction, 0, 1)
         if any(size < 1 for size in self.shape):
             raise ConfigError(f"data.shape must have sizes of at least 1, not {list(self.shape)}")
@@ -104,6 +108,11 @@ def _writers(source: Femnist, config: DataConfig, stream: Stream) -> Population:
 
 def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Population:
     """Test clients from the source's test images, the others from disjoint parts of the rest."""
+    if config.lazy and not (config.overlap and config.train_clients):
+        raise ConfigError(
+            "data.lazy needs clients that may share points, and to know how many there are: set "
+            "data.overlap = true and data.train_clients"
+        )
     images = source.load(data_folder())
     total = len(images.y_train)
     fit = total // config.points - config.validation_clients
@@ -114,6 +123,8 @@ def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Populati
             "or data.validation_clients, or set data.train_clients and data.overlap"
         )
     share = config.validation_clients / (train_clients + config.validation_clients)
+    if config.lazy:  # the pools, and so the clients, are the same for any number of clients
+        share = _LAZY_VALIDATION if config.validation_clients else 0.0
     cut = round(share * total) if config.overlap else config.validation_clients * config.points
     order = stream.child("pool").permutation(total)
     if config.classes_per_client:
@@ -130,9 +141,16 @@ def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Populati
         "test": config.test_clients,
     }
     recipe = Recipe(config.points, config.classes_per_client, config.rotations, config.overlap)
-    groups = {
-        name: make_clients(recipe, *pools[name], counts[name], stream.child(name)) for name in pools
+    groups: dict[str, Sequence[ClientData]] = {
+        name: make_clients(recipe, *pools[name], counts[name], stream.child(name))
+        for name in pools
+        if not (config.lazy and name == "train")
     }
+    if config.lazy:
+        labeled = round(config.labeled_fraction * train_clients)
+        groups["train"] = lazy_clients(
+            recipe, *pools["train"], train_clients, labeled, stream.child("train")
+        )
     spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
     return Population(spec, **groups)
 
@@ -202,10 +220,12 @@ def _count_classes(clients: Sequence[ClientData]) -> int:
 
 def _hide_labels(
     clients: Sequence[ClientData], config: DataConfig, stream: Stream
-) -> list[ClientData]:
-    """Keep the labels of a random share p of the clients."""
-    if config.labeled_fraction == 1:
-        return list(clients)
+) -> Sequence[ClientData]:
+    """Keep the labels of a random share p of the clients; lazy ones are made so, the first of them
+    having labels.
+    """
+    if config.labeled_fraction == 1 or isinstance(clients, LazyClients):
+        return clients
     order = stream.child("labels").permutation(len(clients))
     keep = set(order[: round(config.labeled_fraction * len(clients))].tolist())
     return [c if i in keep else c.unlabeled() for i, c in enumerate(clients)]
