@@ -35,7 +35,7 @@ class Network:
     deviations: dict[str, float]
     constants: dict[str, Tensor]  # what the definition fixes: a norm's weight of 1, a scale of 1e-6
     compute: torch.dtype | None = None  # what the module computes in; None: as its weights are
-    copies: threading.local = field(default_factory=threading.local)  # of the module
+    copies: threading.local = field(default_factory=threading.local)  # of the module, by thread
 
     @classmethod
     def build(
@@ -68,7 +68,9 @@ class Network:
                 constants[name] = torch.zeros(parameter.shape)
         module.requires_grad_(False)
         shapes = {n: tuple(p.shape) for n, p in parameters.items()}
-        return cls(for_clients(module), read, shapes, deviations, constants)
+        network = cls(for_clients(module), read, shapes, deviations, constants)
+        network.copies.module = network.module  # of this thread
+        return network
 
     @property
     def size(self) -> int:
