@@ -150,7 +150,7 @@ def test_a_client_update_is_as_many_gradient_steps_as_there_are_batches(name: st
     steps = batches(client(0, 27), 10)
     config = ClientConfig(clip=0.0, optimizer=OptimizerConfig("sgd", 0.1, weight_decay=0.01))
     update = client_update(m, config, params, steps, told(m))
-    found, now = update.delta, params
+    found, now = update.whole(), params
     for i in range(3):
         gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | told(m))
         now = {n: p - 0.1 * (gradient[n] + 0.01 * p) for n, p in now.items()}

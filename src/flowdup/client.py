@@ -47,8 +47,13 @@ class Step(NamedTuple):
 
 
 class Update(NamedTuple):
-    delta: Params  # psi - psi_start
+    delta: Params  # psi - psi_start, without the matrices that have factors
+    factors: dict[str, Factors]  # theirs
     loss: Tensor  # mean of the objective over the steps taken
+
+    def whole(self) -> Params:
+        """psi - psi_start."""
+        return self.delta | {n: f.product() for n, f in self.factors.items()}
 
 
 def batch_plans(
@@ -147,5 +152,4 @@ def client_update(
         local, _, loss = local_step(method, config, params | told, local, batch, place)
         losses.append(loss)
     delta = {n: p - params[n] for n, p in local.dense.items()}
-    delta |= {n: f.left.T @ f.right for n, f in local.factors.items()}
-    return Update({n: delta[n] for n in params}, torch.stack(losses).mean())
+    return Update(delta, local.factors, torch.stack(losses).mean())

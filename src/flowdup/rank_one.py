@@ -29,6 +29,9 @@ class Factors(NamedTuple):
         rows = place[:, None]
         return Factors(self.left + rows * outer.g, self.right + rows * outer.a)
 
+    def product(self) -> Tensor:
+        return self.left.T @ self.right  # [out, in]
+
 
 class Outer(NamedTuple):
     """The outer product of two vectors, or of zeros that `apply` gives gradients to."""

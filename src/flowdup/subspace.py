@@ -208,21 +208,21 @@ class Subspace:
         self.shapes = network.shapes
         scaled = config.row_scale == "layer" and config.kind != "identity"
         self.scale = _row_scale(network) if scaled else dict.fromkeys(network.shapes, 1.0)
-        rows = torch.cat(
-            [torch.full((math.prod(s),), self.scale[n]) for n, s in self.shapes.items()]
-        )
-        self.expansion = KINDS[config.kind](stream.child("expansion"), rows, self.k)
-        self.theta_0 = network.init(stream.child("theta_0"))
+        self.sizes = [math.prod(shape) for shape in self.shapes.values()]
+        rows = zip(self.sizes, self.scale.values(), strict=True)
+        self.rows = torch.cat([torch.full((n,), s, dtype=torch.float64) for n, s in rows])  # [d]
+        self.expansion = KINDS[config.kind](stream.child("expansion"), self.rows.float(), self.k)
+        start = network.init(stream.child("theta_0"))
+        self.theta_0 = torch.cat([start[name].flatten() for name in self.shapes])  # [d]
         self.fingerprint = self._fingerprint(config.kind)
         self._move(device, dtype)
 
     def __call__(self, v: Tensor) -> Weights:
         """theta = theta_0 + P v, as the network's weights."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        rows = torch.split(self.expansion(v), sizes)  # of [d]
+        theta = torch.split(self.theta_0 + self.expansion(v) * self.rows, self.sizes)
         return {
-            name: self.theta_0[name] + own.reshape(self.shapes[name]) * self.scale[name]
-            for name, own in zip(self.shapes, rows, strict=True)
+            name: own.reshape(shape)
+            for (name, shape), own in zip(self.shapes.items(), theta, strict=True)
         }
 
     def _fingerprint(self, kind: str) -> str:
@@ -230,7 +230,7 @@ class Subspace:
         head = {"kind": kind, "k": self.k, "shapes": self.shapes}
         digest = hashlib.sha256(json.dumps(head, separators=(",", ":")).encode())
         scale = torch.tensor(list(self.scale.values()), dtype=torch.float32)
-        for tensor in [scale, *self.theta_0.values(), *self.expansion.tensors()]:
+        for tensor in [scale, self.theta_0, *self.expansion.tensors()]:
             array = tensor.numpy()
             digest.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"))).data)
         return digest.hexdigest()
@@ -240,7 +240,7 @@ class Subspace:
             if isinstance(value, Tensor):
                 moved = value.to(device, dtype if value.is_floating_point() else None)
                 setattr(self.expansion, name, moved)
-        self.theta_0 = {n: t.to(device, dtype) for n, t in self.theta_0.items()}
+        self.theta_0, self.rows = (t.to(device, dtype) for t in (self.theta_0, self.rows))
 
 
 def _grid(size: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ On a CPU as many clients run at a time as torch has threads, each on one of them
 on one core each are faster than one on all cores, and the bits do not depend on how many there are.
 """
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,9 @@ from flowdup.data.clients import ClientData
 from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, on_device
 from flowdup.methods import Method, Params
 from flowdup.random import Stream
+from flowdup.rank_one import Factors
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in malloc.h
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,8 +32,9 @@ class SequentialEngine:
         self, method: Method, config: ClientConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
-        self.workers = torch.get_num_threads() if device.type == "cpu" else 1
-        self.pool = ThreadPoolExecutor(self.workers, "client", torch.set_num_threads, (1,))
+        self.workers = torch.get_num_threads() if device.type == "cpu" else 0
+        self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _settle)
+        _keep_memory()
         import_module("torch._dynamo")  # torch.func would, in several threads at once
 
     def train(
@@ -48,11 +53,17 @@ class SequentialEngine:
             return update, len(client), batches.present.numel()
 
         total = {n: torch.zeros_like(p) for n, p in params.items()}
+        factors: dict[str, list[Factors]] = {}
         losses, points, rows = [], 0, 0
         for update, own_points, own_rows in self._map(member, cohort.items()):
-            total = {n: t + update.delta[n] for n, t in total.items()}
+            for name, change in update.delta.items():
+                total[name] += change
+            for name, own in update.factors.items():
+                factors.setdefault(name, []).append(own)
             losses.append(update.loss)
             points, rows = points + own_points, rows + own_rows
+        for name, parts in factors.items():
+            total[name] = Factors(*map(torch.cat, zip(*parts, strict=True))).product()
         delta = {n: t / len(cohort) for n, t in total.items()}
         padding = 1 - self.config.epochs * points / rows
         return CohortUpdate(delta, torch.stack(losses).mean(), padding)
@@ -69,7 +80,7 @@ class SequentialEngine:
 
     def _map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in order; few more than there are workers are in memory at a time."""
-        if self.workers == 1:
+        if not self.workers:
             yield from map(work, items)
             return
         pending: deque[Future[Result]] = deque()
@@ -79,3 +90,21 @@ class SequentialEngine:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def _settle() -> None:
+    """A worker has one core, and takes numbers below 1e-38 for 0: some processors need a hundred
+    times as long for them, and gradients of a sure prediction are full of them.
+    """
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
+def _keep_memory() -> None:
+    """Let the C library, where it is glibc, reuse what a client frees for the next one: otherwise
+    large tensors go back to the system each time, and come again page by page.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        for parameter, most in ((_MMAP_THRESHOLD, 2**25), (_TRIM_THRESHOLD, 2**31 - 1)):
+            mallopt(parameter, most)

@@ -5,7 +5,7 @@ from torch import nn
 from flowdup.models import convolution, pooling
 from flowdup.models.convolution import ClientConv2d
 from flowdup.models.normalization import ClientGroupNorm
-from flowdup.models.pooling import ClientMaxPool2d
+from flowdup.models.pooling import ClientMaxPool2d, ClientMean2d
 
 Layers = dict[type[nn.Module], type[nn.Module]]
 
@@ -13,6 +13,7 @@ _LAYERS: Layers = {
     nn.Conv2d: ClientConv2d,
     nn.GroupNorm: ClientGroupNorm,
     nn.MaxPool2d: ClientMaxPool2d,
+    nn.AdaptiveAvgPool2d: ClientMean2d,
 }
 
 
@@ -36,4 +37,6 @@ def _exchange(module: nn.Module, layers: Layers) -> nn.Module:
 def _is_plain(part: nn.Module) -> bool:
     if isinstance(part, nn.Conv2d):
         return convolution.is_plain(part)
+    if isinstance(part, nn.AdaptiveAvgPool2d):
+        return part.output_size in (1, (1, 1))
     return not isinstance(part, nn.MaxPool2d) or pooling.is_plain(part)

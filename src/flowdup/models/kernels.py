@@ -27,6 +27,9 @@ Pair = tuple[int, int]
 _PROGRAMS = 512  # that a weight gradient should have, about four per multiprocessor
 
 
+_BLOCK = 1024  # pixels times channels that a pooling's program writes
+
+
 class Tile(NamedTuple):
     """What one program computes at a time: [m, k] x [k, n]."""
 
@@ -178,6 +181,32 @@ def _correlate(
     tl.store(out + r[:, None] + (o * (KH * KW * C))[None, :], total, mask)
 
 
+@triton.jit
+def _unpool(
+    gy, x, gx, size,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Every written pixel of a pooling [OH, OW] gives its gradient to the first largest x of its
+    window.  gy [images, OH, OW, C]; x and gx [images, H, W, C]
+    """
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    c, pixel = place % C, place // C
+    image, i, j = pixel // (OH * OW), pixel // OW % OH, pixel % OW
+    corner = ((image * H + i * KH) * W + j * KW) * C + c
+    gradient = tl.load(gy + place, inside)
+    largest = tl.load(x + corner, inside)
+    at = tl.zeros((BLOCK,), tl.int32)
+    for k in tl.static_range(1, KH * KW):
+        value = tl.load(x + corner + (k // KW * W + k % KW) * C, inside)
+        at = tl.where(value > largest, k, at)
+        largest = tl.where(value > largest, value, largest)
+    for k in tl.static_range(KH * KW):
+        value = tl.where(at == k, gradient, 0.0)
+        tl.store(gx + corner + (k // KW * W + k % KW) * C, value.to(gx.dtype.element_ty), inside)
+
+
 def conv(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, tile: Tile | None = None
 ) -> Tensor:
@@ -206,6 +235,12 @@ def weight_gradient(
     out: Tensor = correlate(_channels_last(x), _channels_last(gy), size, stride, padding, tile)
     total = out.sum(0) if out.shape[0] > 1 else out[0]
     return total.permute(0, 1, 4, 2, 3).to(x.dtype).contiguous()
+
+
+def unpool(gy: Tensor, x: Tensor, window: Pair) -> Tensor:
+    """gy [n, c, oh, ow], x [n, c, h, w] -> [n, c, h, w], channels last in memory."""
+    out: Tensor = spread(*(t.permute(0, 2, 3, 1).contiguous() for t in (gy, x)), window)
+    return out.permute(0, 3, 1, 2)
 
 
 def output_size(image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
@@ -303,6 +338,25 @@ def _(x, gy, size, stride, padding, tile):
     splits = triton.cdiv(gy.shape[1] * gy.shape[2] * gy.shape[3], chunk)
     shape = (splits, x.shape[0], gy.shape[4], *size, x.shape[4])
     return x.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("flowdup::spread", mutates_args=())
+def spread(gy: Tensor, x: Tensor, window: Sequence[int]) -> Tensor:
+    """gy [n, oh, ow, c], x [n, h, w, c] -> [n, h, w, c]."""
+    _, h, w, c = x.shape
+    _, oh, ow, _ = gy.shape
+    whole = (h, w) == (oh * window[0], ow * window[1])
+    gx = torch.empty_like(x) if whole else torch.zeros_like(x)
+    with torch.cuda.device_of(x):
+        _unpool[(triton.cdiv(gy.numel(), _BLOCK),)](
+            gy, x, gx, gy.numel(), c, h, w, oh, ow, *window, _BLOCK, num_warps=4
+        )
+    return gx
+
+
+@spread.register_fake
+def _(gy, x, window):
+    return torch.empty_like(x)
 
 
 def _split(x: Tensor, gy: Tensor, size: Sequence[int], tile: Sequence[int]) -> Pair:

@@ -1,6 +1,6 @@
-"""Max-pooling for a cohort, by windows that do not overlap: no indices, nothing scattered.
+"""Pooling for a cohort: windows side by side, no indices, nothing scattered.
 
-y = max over a window of x        gx = gy at the first x of the window that is y, else 0
+y = max over a window of x        gx = gy at the first x of its window that is y, else 0
 """
 
 from typing import Any
@@ -9,23 +9,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flowdup.models.convolution import Pair, apply, inside_vmap, kernels_for
+from flowdup.models.convolution import Dims, Pair, apply, inside_vmap, kernels_for
 
 
 class ClientMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` that is `_MaxPool` inside `vmap` on a GPU, else torch's own."""
+    """`nn.MaxPool2d` that is `MaxPool` inside `vmap` on a GPU, else torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
         window = _pair(self.kernel_size)
         large = all(side >= w for side, w in zip(input.shape[-2:], window, strict=True))
         if input.ndim == 4 and large and inside_vmap() and kernels_for(input):
-            return apply(_MaxPool, input, window)
+            return apply(MaxPool, input, window)
         out: Tensor = super().forward(input)
         return out
 
 
-class _MaxPool(torch.autograd.Function):
-    """apply(x [n, c, h, w], window) -> [n, c, h // height, w // width]"""
+class ClientMean2d(nn.AdaptiveAvgPool2d):
+    """`nn.AdaptiveAvgPool2d(1)`, for which torch has no `vmap` where channels lie last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.mean((-2, -1), keepdim=True)
+
+
+class MaxPool(torch.autograd.Function):
+    """MaxPool.apply(x [n, c, h, w], window) -> [n, c, h // height, w // width]"""
 
     generate_vmap_rule = True
 
@@ -40,20 +47,45 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gy,), (x,) = gradients, ctx.saved_tensors
-        height, width = ctx.window
-        windows = _windows(x, ctx.window)
-        y = windows.amax((3, 5))
-        parts, found = [], torch.zeros_like(y, dtype=torch.bool)
-        for i in range(height):
-            for j in range(width):
-                hit = (windows[:, :, :, i, :, j] == y) & ~found
-                found = found | hit
-                parts.append(torch.where(hit, gy, 0))
-        grid = torch.stack(parts, -1).reshape(*y.shape, height, width)  # [n, c, oh, ow, ., .]
-        gx = grid.permute(0, 1, 2, 4, 3, 5).reshape(*x.shape[:2], *_covered(x, ctx.window))
-        down, right = (a - b for a, b in zip(x.shape[2:], gx.shape[2:], strict=True))
-        return pad(gx, (0, right, 0, down)), None
+        return apply(Unpool, gradients[0], *ctx.saved_tensors, ctx.window), None
+
+
+class Unpool(torch.autograd.Function):
+    """Unpool.apply(gy, x, window) -> gx"""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(gy: Tensor, x: Tensor, window: Pair) -> Tensor:
+        if kernels := kernels_for(gy, x):
+            out: Tensor = kernels.unpool(gy, x, window)
+            return out
+        height, width = window
+        grid = _first(x, window) * gy[:, :, :, None, :, None]
+        gx = grid.reshape(*x.shape[:2], gy.shape[2] * height, gy.shape[3] * width)
+        return pad(gx, (0, x.shape[3] - gx.shape[3], 0, x.shape[2] - gx.shape[2]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, x, ctx.window = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ggy = (_first(x, ctx.window) * _windows(gradients[0], ctx.window)).sum((3, 5))
+        return ggy, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, gy: Tensor, x: Tensor, window: Pair) -> tuple[Tensor, int]:
+        """Clients are more images."""
+        size = info.batch_size
+        gy, x = (
+            (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
+            for t, dim in zip((gy, x), dims, strict=False)
+        )
+        gx = apply(Unpool, gy, x, window)
+        return gx.reshape(size, -1, *gx.shape[1:]), 0
 
 
 def is_plain(part: nn.MaxPool2d) -> bool:
@@ -67,12 +99,17 @@ def _pair(size: int | tuple[int, ...]) -> Pair:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _covered(x: Tensor, window: Pair) -> Pair:
-    """The part of an image that whole windows cover."""
-    return x.shape[2] // window[0] * window[0], x.shape[3] // window[1] * window[1]
-
-
 def _windows(x: Tensor, window: Pair) -> Tensor:
-    """[n, c, oh, height, ow, width]"""
-    (height, width), (h, w) = window, _covered(x, window)
-    return x[:, :, :h, :w].reshape(*x.shape[:2], h // height, height, w // width, width)
+    """Those that lie whole in the image."""  # [n, c, oh, height, ow, width]
+    height, width = window
+    oh, ow = x.shape[2] // height, x.shape[3] // width
+    return x[:, :, : oh * height, : ow * width].reshape(*x.shape[:2], oh, height, ow, width)
+
+
+def _first(x: Tensor, window: Pair) -> Tensor:
+    """1 at the first largest of every window, else 0."""  # [n, c, oh, height, ow, width]
+    windows = _windows(x, window)
+    flat = windows.transpose(3, 4).flatten(4)  # [n, c, oh, ow, height width]
+    largest = flat == flat.amax(4, keepdim=True)
+    first = (largest & (largest.cumsum(4) == 1)).to(x.dtype)
+    return first.reshape(*flat.shape[:4], *window).transpose(3, 4)
