@@ -63,7 +63,7 @@ class Pace:
                 torch.cuda.synchronize()
             self.ms.append(1e3 * (time.perf_counter() - self.start) / self.timed)
         if self.first and psi is not None:
-            save_file({n: p.cpu().contiguous() for n, p in psi().items()}, self.entry.psi)
+            save_file({n: p.cpu().clone() for n, p in psi().items()}, self.entry.psi)
         self.first = False
         if not self.left:
             self._say({"ms": self.ms})

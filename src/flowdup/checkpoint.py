@@ -67,7 +67,7 @@ def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> N
             "server.optimizer.lr; the checkpoint before is intact"
         )
     groups = {"psi": state.psi, "server": state.optimizer, "memory": state.memory}
-    tensors = {f"{g}/{n}": t.cpu().contiguous() for g, ts in groups.items() for n, t in ts.items()}
+    tensors = {f"{g}/{n}": t.cpu().clone() for g, ts in groups.items() for n, t in ts.items()}
     content = save_tensors(tensors)
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"round-{state.round}-{sha256[:8]}.safetensors"

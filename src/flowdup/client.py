@@ -68,15 +68,19 @@ def batch_plans(
     """
     first, longest = min(points), max(points.values())
     lanes, sizes = (np.fromiter(part, np.int64) for part in (points, points.values()))
-    plans: dict[int, list[NDArray[np.int64]]] = {lane: [] for lane in points}
+    epochs = []
     for epoch in range(config.epochs):
         words = stream.child(epoch).lanes(first, max(points) - first + 1, longest)[lanes - first]
         words[np.arange(longest) >= sizes[:, None]] = np.iinfo(words.dtype).max  # sorted to the end
         orders = np.full((len(lanes), longest + 1), -1, np.int64)
         orders[:, :-1] = np.argsort(words, axis=1, kind="stable")
-        for (lane, n), order in zip(points.items(), orders, strict=True):
-            plans[lane].append(order[_places(n, config.batch_size)])
-    return {lane: np.concatenate(parts) for lane, parts in plans.items()}
+        epochs.append(orders)
+    plans: dict[int, NDArray[np.int64]] = {}
+    for n in np.unique(sizes):
+        alike, places = np.flatnonzero(sizes == n), _places(int(n), config.batch_size)
+        whole = np.concatenate([orders[alike][:, places] for orders in epochs], axis=1)
+        plans |= zip(lanes[alike].tolist(), whole, strict=True)
+    return {lane: plans[lane] for lane in points}
 
 
 def batch_plan(stream: Stream, points: int, config: ClientConfig, lane: int) -> NDArray[np.int64]:

@@ -64,6 +64,28 @@ class Optimizer:
             grads = {n: g + decay * params[n] for n, g in grads.items()}
         return (self._adam if self.config.name == "adam" else self._sgd)(params, grads, state, lr)
 
+    def step_together(
+        self, params: Params, grads: Params, state: State, rate: float = 1.0, sign: int = 1
+    ) -> tuple[Params, State]:
+        """`step` on all parameters as one vector, whose gradient may be given with the other sign:
+        few operations, however many parameters there are.  What it returns are views of vectors.
+        """
+
+        def join(tensors: Params, prefix: str = "") -> Tensor:
+            return torch.cat([tensors[prefix + n].reshape(-1) for n in params])
+
+        def split(vector: Tensor, prefix: str = "") -> Params:
+            parts = torch.split(vector, [p.numel() for p in params.values()])
+            return {
+                prefix + n: part.view_as(params[n]) for n, part in zip(params, parts, strict=True)
+            }
+
+        slots = {f"{slot}/": join(state, f"{slot}/") for slot in self._slots()}
+        counters = {n: s for n, s in state.items() if "/" not in n}
+        new, slots = self.step({"": join(params)}, {"": sign * join(grads)}, slots | counters, rate)
+        parts = [split(v, n) if "/" in n else {n: v} for n, v in slots.items()]
+        return split(new[""]), {n: v for part in parts for n, v in part.items()}
+
     def _slots(self) -> tuple[str, ...]:
         if self.config.name == "adam":
             return ("mean", "square")

@@ -131,8 +131,12 @@ def train(
         cohort = dict(enumerate(chosen))
         told = {n: state.memory[n] for n in method.told}
         update = engine.train(state.psi, clients, cohort, stream.child("order", number), told)
-        gradient = {n: -delta for n, delta in update.delta.items()}
-        psi, slots = optimizer.step(state.psi, gradient, state.optimizer, config.rate(number))
+        gradient = dict(
+            zip(update.delta, torch._foreach_neg([*update.delta.values()]), strict=True)
+        )
+        psi, slots = optimizer.step_together(
+            state.psi, gradient, state.optimizer, config.rate(number)
+        )
         state = ServerState(number, psi, slots, method.adapt(state.memory, update.loss))
         yield Round(state, update.loss, told, update.padding)
 

@@ -16,7 +16,7 @@ from torch.func import vmap
 from flowdup.client import ClientConfig, batch_plans
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Cohort, CohortUpdate, Question
-from flowdup.engines.lanes import Lanes, Schedule, advance, lanes_needed, schedule
+from flowdup.engines.lanes import Lanes, advance, lanes_needed, schedule
 from flowdup.engines.pool import Pool, size
 from flowdup.engines.program import Captured, Eager
 from flowdup.errors import TrainingError
@@ -25,6 +25,11 @@ from flowdup.random import Stream
 
 _POINTS = 10_000  # that go through personalised models at once
 _SHARE = 0.25  # of a GPU's free memory, which clients' points may take for good
+
+
+Plans = list[NDArray[np.int64]]
+Fixed = tuple[Params, Params]  # psi, and what the server tells besides
+Inputs = tuple[Tensor | Batch, Tensor]
 
 
 class Resident(NamedTuple):
@@ -61,13 +66,13 @@ class BatchedEngine:
         members = {number: clients[number] for number in cohort.values()}
         pool = self._pool(clients, members)
         points = {lane: len(members[number]) for lane, number in cohort.items()}
-        plans = batch_plans(orders, self.config, points)
-        for lane, plan in plans.items():
-            plan[plan >= 0] += pool.first[cohort[lane]]
-        lanes, rows = self._run(list(plans.values()), pool, (params, told))
-        delta = {n: t / len(cohort) for n, t in lanes.total.items()}
+        plans = list(batch_plans(orders, self.config, points).values())
+        first = [pool.first[number] for number in cohort.values()]
+        lanes, rows = self._run(plans, first, pool, (params, told))
+        mean = torch._foreach_div([*lanes.total.values(), lanes.loss], len(cohort))
+        delta = dict(zip(lanes.total, mean, strict=False))
         padding = 1 - self.config.epochs * sum(points.values()) / rows
-        return CohortUpdate(delta, lanes.loss / len(cohort), padding)
+        return CohortUpdate(delta, mean[-1], padding)
 
     def _pool(self, clients: Sequence[ClientData], members: Mapping[int, ClientData]) -> Pool:
         if clients is not self.resident.clients:
@@ -82,14 +87,12 @@ class BatchedEngine:
         pool = Pool.of(dict(enumerate(clients)), self.device) if fits else None
         return Resident(clients, pool, max(map(len, clients)))
 
-    def _run(
-        self, plans: list[NDArray[np.int64]], pool: Pool, fixed: tuple[Params, Params]
-    ) -> tuple[Lanes, int]:
+    def _run(self, plans: Plans, first: list[int], pool: Pool, fixed: Fixed) -> tuple[Lanes, int]:
         """All clients' steps, in half as many lanes where they do not fit in memory."""
         count = lanes_needed(list(map(len, plans)), self.clients_at_once)
         while True:
             try:
-                return self._run_in(count, plans, pool, fixed)
+                return self._run_in(count, plans, first, pool, fixed)
             except torch.OutOfMemoryError as error:
                 self.captured = None
                 torch.cuda.empty_cache()
@@ -101,27 +104,21 @@ class BatchedEngine:
                 self.clients_at_once = count = -(-count // 2)
 
     def _run_in(
-        self,
-        count: int,
-        plans: list[NDArray[np.int64]],
-        pool: Pool,
-        fixed: tuple[Params, Params],
+        self, count: int, plans: Plans, first: list[int], pool: Pool, fixed: Fixed
     ) -> tuple[Lanes, int]:
         longest = max(map(len, plans))
         if self.captured and self.captured.state.hold(longest):
             count = self.captured.state.width
-        dealt = schedule(plans, count)
+        dealt = schedule(plans, first, count)
+        points, marks = (self._send(torch.from_numpy(part)).unbind() for part in dealt)
+        stays = pool is self.resident.pool
         program: Eager[Lanes] | Captured[Lanes] | None = None
-        for batch, marks in self._inputs(dealt, pool):
-            program = program or self._program(fixed, count, longest, batch, marks)
-            program(batch, marks)
+        for rows, mark in zip(points, marks, strict=True):
+            inputs = rows if stays else pool.batch(rows, self.dtype), mark
+            program = program or self._program(fixed, count, longest, inputs)
+            program(*inputs)
         assert program is not None
         return program.state, dealt.points.size
-
-    def _inputs(self, dealt: Schedule, pool: Pool) -> Iterator[tuple[Batch, Tensor]]:
-        points, marks = (self._send(torch.from_numpy(part)) for part in dealt)
-        for rows, mark in zip(points, marks, strict=True):
-            yield pool.batch(rows, self.dtype), mark
 
     def _send(self, numbers: Tensor) -> Tensor:
         if self.device.type == "cpu":
@@ -129,25 +126,29 @@ class BatchedEngine:
         return numbers.pin_memory().to(self.device, non_blocking=True)
 
     def _program(
-        self, fixed: tuple[Params, Params], count: int, longest: int, batch: Batch, marks: Tensor
+        self, fixed: Fixed, count: int, longest: int, inputs: Inputs
     ) -> Eager[Lanes] | Captured[Lanes]:
         """One that is ready for a round."""
-
-        def step(fixed: tuple[Params, Params], lanes: Lanes, batch: Batch, marks: Tensor) -> Lanes:
-            return advance(self.method, self.config, *fixed, lanes, batch, marks)
 
         def idle(longest: int) -> Lanes:
             return Lanes.idle(self.method, self.config, fixed[0], count, longest)
 
         if not self.compiled:
-            return Eager(step, fixed, idle(longest))
+            return Eager(self._step, fixed, idle(longest))
         if self.captured is None or not self.captured.state.hold(longest):
             self.captured = None
             most = self.config.epochs * -(-self.resident.longest // self.config.batch_size)
-            self.captured = Captured(step, fixed, idle(max(longest, most)), batch, marks)
+            self.captured = Captured(self._step, fixed, idle(max(longest, most)), *inputs)
         self.captured.begin(fixed)
         self.captured.state.clear()
         return self.captured
+
+    def _step(self, fixed: Fixed, lanes: Lanes, points: Tensor | Batch, marks: Tensor) -> Lanes:
+        """`points` are rows of the pool that stays, or a batch of another."""
+        if isinstance(points, Tensor):
+            assert self.resident.pool is not None
+            points = self.resident.pool.batch(points, self.dtype)
+        return advance(self.method, self.config, *fixed, lanes, points, marks)
 
     @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:

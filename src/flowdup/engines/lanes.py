@@ -7,6 +7,7 @@ points clients have, and hardly any of its rows are empty.
 
 import heapq
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,11 @@ class Schedule(NamedTuple):
     marks: NDArray[np.int64]  # [steps, lanes, 2]: steps of the client before this one, and after
 
 
-def schedule(plans: Sequence[NDArray[np.int64]], lanes: int) -> Schedule:
-    """Deal out clients with these batch plans [steps, B], long ones first, to the freest lane."""
+def schedule(plans: Sequence[NDArray[np.int64]], first: Sequence[int], lanes: int) -> Schedule:
+    """Deal out clients with these batch plans [steps, B], long ones first, to the freest lane.
+
+    `first` says in which row of a pool a client's points begin.
+    """
     ends = [(0, lane) for lane in range(lanes)]
     places: list[tuple[int, int]] = [(0, 0)] * len(plans)
     for i in sorted(range(len(plans)), key=lambda i: -len(plans[i])):
@@ -38,11 +42,16 @@ def schedule(plans: Sequence[NDArray[np.int64]], lanes: int) -> Schedule:
     length = max(end for end, _ in ends)
     points = np.full((length, lanes, plans[0].shape[1]), -1, np.int64)
     marks = np.full((length, lanes, 2), -1, np.int64)
-    for (start, lane), plan in zip(places, plans, strict=True):
-        count = np.arange(len(plan))
-        points[start : start + len(plan), lane] = plan
-        marks[start : start + len(plan), lane] = np.stack([count, count[::-1]], 1)
-    return Schedule(points, marks)
+    starts = np.zeros((length, lanes, 1), np.int64)
+    for (start, lane), plan, row in zip(places, plans, first, strict=True):
+        own = slice(start, start + len(plan)), lane
+        points[own], marks[own], starts[own] = plan, _marks(len(plan)), row
+    return Schedule(np.where(points < 0, -1, points + starts), marks)
+
+
+@cache
+def _marks(steps: int) -> NDArray[np.int64]:
+    return np.stack([np.arange(steps), np.arange(steps)[::-1]], 1)
 
 
 class Lanes(NamedTuple):
@@ -78,8 +87,7 @@ class Lanes(NamedTuple):
 
     def clear(self) -> None:
         """Forget all clients, in place: those to come begin anew by themselves."""
-        for tensor in (*self.total.values(), self.loss):
-            tensor.zero_()
+        torch._foreach_zero_([*self.total.values(), self.loss])
 
 
 def advance(

@@ -39,7 +39,9 @@ class Captured(Generic[State]):
 
         def in_place(*tensors: Tensor) -> None:
             fixed, state, inputs = tree_unflatten(tensors, spec)
-            _copy(state, step(fixed, state, *inputs))
+            new = tree_flatten(step(fixed, state, *inputs))[0]
+            for old, value in zip(tree_flatten(state)[0], new, strict=True):
+                old.copy_(value)
 
         traced = make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
         self.tensors = tensors + _lift_constants(traced)
@@ -95,6 +97,4 @@ def _capture(program: Callable[..., Any], tensors: list[Tensor]) -> torch.cuda.C
 
 
 def _copy(into: Any, values: Any) -> None:
-    targets, sources = tree_flatten(into)[0], tree_flatten(values)[0]
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source, non_blocking=True)
+    torch._foreach_copy_(tree_flatten(into)[0], tree_flatten(values)[0], non_blocking=True)

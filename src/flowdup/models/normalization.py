@@ -1,39 +1,44 @@
-"""GroupNorm for a cohort: sums over pixels channel by channel, as channels-last images lie.
+"""GroupNorm for a cohort, channels last: one pass over an image gives what its pixels need.
 
     mean, variance   over a group's channels and pixels
-    y = w (x - mean) / sqrt(variance + eps) + b
+    y = w (x - mean) s + b,  s = 1 / sqrt(variance + eps)
 
-torch's own kernel wants a group's channels next to each other, and a copy of images where they are
-not.
+With sums per channel over pixels, gy and x give
+
+    A = mean over the group of w gy        B = mean over the group of w gy (x - mean) s
+    gx = s (w gy - A - (x - mean) s B)
+
+so y and gx are products and sums with numbers per image and channel.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 
-from flowdup.models.convolution import apply, inside_vmap, kernels_for
+from flowdup.models.convolution import Dims, apply, inside_vmap, kernels_for
 
 
 class ClientGroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm` that is `group_norm` inside `vmap` on a GPU, else torch's own."""
+    """`nn.GroupNorm` that is `GroupNorm` inside `vmap` on a GPU, else torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim == 4 and self.affine and inside_vmap() and kernels_for(input, self.weight):
-            return apply(_GroupNorm, input, self.weight, self.bias, self.num_groups, self.eps)
+            return apply(GroupNorm, input, self.weight, self.bias, self.num_groups, self.eps)
         return super().forward(input)
 
 
-class _GroupNorm(torch.autograd.Function):
-    """apply(x [n, c, h, w], w [c], b [c], groups, eps)"""
+class GroupNorm(torch.autograd.Function):
+    """GroupNorm.apply(x [n, c, h, w], w [c], b [c], groups, eps)"""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
-        mean, scale = _moments(x, groups, eps)
-        factor = scale * w  # [n, c]
-        return (x * factor[..., None, None] + (b - mean * factor)[..., None, None]).to(x.dtype)
+        mean, s = apply(Moments, x, groups, eps).unbind(-1)
+        factor = s * w  # [n, c]
+        return (x * _pixels(factor) + _pixels(b - mean * factor)).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -43,29 +48,101 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x, w) = gradients, ctx.saved_tensors
-        mean, scale = _moments(x, ctx.groups, ctx.eps)
-        sums, products = _sums(gy), _sums(gy, x)  # [n, c]
-        along = scale * (products - mean * sums)  # sums of gy times the normalised x
-        a, b = (_over_groups(w * t, ctx.groups) / _area(x, ctx.groups) for t in (sums, along))
-        tilt = scale.square() * b
-        gx = (
-            gy * (scale * w)[..., None, None]
-            - x * tilt[..., None, None]
-            + (mean * tilt - scale * a)[..., None, None]
-        )
-        return gx.to(x.dtype), along.sum(0).to(w.dtype), sums.sum(0).to(w.dtype), None, None
+        p, q, r, gw, gb = apply(Slopes, gy, x, w, ctx.groups, ctx.eps).unbind(-1)
+        gx = (gy * _pixels(p) - x * _pixels(q) + _pixels(r)).to(x.dtype)
+        return gx, gw.sum(0).to(w.dtype), gb.sum(0).to(w.dtype), None, None
 
 
-def _moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """mean and 1 / sqrt(variance + eps) of every channel's group."""  # [n, c]
-    area = _area(x, groups)
-    mean = _over_groups(_sums(x), groups) / area
-    variance = _over_groups(_sums(x, x), groups) / area - mean.square()
-    return mean, torch.rsqrt(variance.clamp(min=0) + eps)
+class Moments(torch.autograd.Function):
+    """Moments.apply(x, groups, eps): mean and s of every channel's group.  # [n, c, 2]"""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor, groups: int, eps: float) -> Tensor:
+        kernels = _kernels(x, groups)
+        return kernels.moments(x, groups, eps) if kernels else _moments(x, groups, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.groups, ctx.eps = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        back = vjp(lambda x: _moments(x, ctx.groups, ctx.eps), *ctx.saved_tensors)[1]
+        return (*back(gradients[0]), None, None)
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, x: Tensor, groups: int, eps: float) -> tuple[Tensor, int]:
+        """Clients are more images."""
+        out = apply(Moments, _front(x, dims[0], info).flatten(0, 1), groups, eps)
+        return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 
-def _area(x: Tensor, groups: int) -> int:
-    return x.shape[1] // groups * x.shape[2] * x.shape[3]
+class Slopes(torch.autograd.Function):
+    """Slopes.apply(gy, x, w [c] or [n, c], groups, eps): gx = p gy - q x + r, and what an image
+    adds to the gradients by w and b.  # p, q, r, gw, gb: [n, c, 5]
+    """
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> Tensor:
+        kernels = _kernels(x, groups)
+        return (kernels.slopes if kernels else _slopes)(gy, x, w, groups, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.groups, ctx.eps = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        def slopes(gy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+            return _slopes(gy, x, w, ctx.groups, ctx.eps)
+
+        back = vjp(slopes, *ctx.saved_tensors)[1]
+        return (*back(gradients[0]), None, None)
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Dims, gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float
+    ) -> tuple[Tensor, int]:
+        """Clients are more images, each with its client's w."""
+        gy, x, w = (_front(t, dim, info) for t, dim in zip((gy, x, w), dims, strict=False))
+        w = w if w.ndim == 3 else w[:, None].expand(*x.shape[:2], -1)
+        out = apply(Slopes, *(t.flatten(0, 1) for t in (gy, x, w)), groups, eps)
+        return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
+
+
+def _kernels(x: Tensor, groups: int) -> Any:
+    """For powers of two: a program has all channels of an image."""
+    powers = all(n & (n - 1) == 0 for n in (x.shape[1], groups))
+    return kernels_for(x) if powers else None
+
+
+def _front(x: Tensor, dim: int | None, info: Any) -> Tensor:
+    return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _pixels(numbers: Tensor) -> Tensor:
+    return numbers[..., None, None]
+
+
+def _moments(x: Tensor, groups: int, eps: float) -> Tensor:
+    mean = _mean(_sums(x), x, groups)
+    variance = _mean(_sums(x, x), x, groups) - mean.square()
+    return torch.stack([mean, torch.rsqrt(variance.clamp(min=0) + eps)], -1)
+
+
+def _slopes(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> Tensor:
+    mean, s = _moments(x, groups, eps).unbind(-1)
+    gb = _sums(gy)
+    gw = s * (_sums(gy, x) - mean * gb)
+    a, b = (_mean(w * t, x, groups) for t in (gb, gw))
+    q = s.square() * b
+    return torch.stack([s * w, q, mean * q - s * a, gw, gb], -1)
 
 
 def _sums(x: Tensor, times: Tensor | None = None) -> Tensor:
@@ -75,7 +152,8 @@ def _sums(x: Tensor, times: Tensor | None = None) -> Tensor:
     return x.sum((2, 3))
 
 
-def _over_groups(sums: Tensor, groups: int) -> Tensor:
-    """Of a channel, the sum over its group."""  # [n, c] -> [n, c]
+def _mean(sums: Tensor, x: Tensor, groups: int) -> Tensor:
+    """Of a channel's group, from sums over pixels."""  # [n, c] -> [n, c]
     grid = sums.reshape(sums.shape[0], groups, -1)
-    return grid.sum(2, keepdim=True).expand(grid.shape).flatten(1)
+    mean = grid.sum(2, keepdim=True) / (grid.shape[2] * x.shape[2] * x.shape[3])
+    return mean.expand(grid.shape).flatten(1)
