@@ -111,4 +111,4 @@ class Optimizer:
             square = c.beta2 * state[f"square/{n}"] + (1 - c.beta2) * grads[n].square()
             out[n] = p - lr * (mean / fix_mean) / ((square / fix_square).sqrt() + c.eps)
             new[f"mean/{n}"], new[f"square/{n}"] = mean, square
-        return out, new
+        return out, {n: new[n] for n in state}  # in the same order

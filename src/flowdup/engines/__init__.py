@@ -25,7 +25,7 @@ class EngineConfig:
     dtype: str = "float32"  # of psi and all sums: float32 or float64
     clients_at_once: int = 0  # batched; 0: as many as fit in memory
     precision: str = "tf32"  # of products in float32, on a GPU: float32, tf32 or bf16
-    compile: bool = True  # batched, on a GPU: fuse a step into few kernels, half a minute once
+    compile: bool = True  # trace a step once; on a GPU, also fuse it, which takes half a minute
 
     def __post_init__(self) -> None:
         check_range("engine.clients_at_once", self.clients_at_once, 0)
@@ -68,7 +68,7 @@ def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> 
         convolution.fp32_precision = "ieee" if exact else "tf32"
     engine: Engine
     if config.name == "sequential" or (config.name == "auto" and not on_gpu):
-        engine = SequentialEngine(method, client, device, dtype)
+        engine = SequentialEngine(method, client, device, dtype, config.compile)
     else:
         compiled = on_gpu and config.compile
         engine = BatchedEngine(method, client, device, dtype, config.clients_at_once, compiled)

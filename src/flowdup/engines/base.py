@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flowdup.client import ClientConfig, batch_plan
-from flowdup.data.clients import ClientData
+from flowdup.data.clients import ClientData, LazyClients
 from flowdup.methods import Batch, Params
 from flowdup.random import Stream
 
@@ -46,6 +46,13 @@ class Engine(Protocol):
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         """Every client's own predictions, [m] classes each."""
         ...
+
+
+def longest(clients: Sequence[ClientData]) -> int:
+    """The most points that one of them has; 0 where asking would make them all."""
+    if isinstance(clients, LazyClients):
+        return clients.points
+    return max(map(len, clients)) if isinstance(clients, list) else 0
 
 
 def local_batches(client: ClientData, config: ClientConfig, orders: Stream, lane: int) -> Batch:

@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from flowdup.client import ClientConfig, batch_plans
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question
+from flowdup.engines.base import Cohort, CohortUpdate, Question, longest
 from flowdup.engines.lanes import Lanes, advance, lanes_needed, schedule
 from flowdup.engines.pool import Pool, size
 from flowdup.engines.program import Captured, Eager
@@ -81,11 +81,11 @@ class BatchedEngine:
 
     def _settle(self, clients: Sequence[ClientData]) -> Resident:
         if self.device.type != "cuda" or not isinstance(clients, list):
-            return Resident(clients, None, 0)
+            return Resident(clients, None, longest(clients))
         free, _ = torch.cuda.mem_get_info(self.device)
         fits = size(clients) <= _SHARE * free
         pool = Pool.of(dict(enumerate(clients)), self.device) if fits else None
-        return Resident(clients, pool, max(map(len, clients)))
+        return Resident(clients, pool, longest(clients))
 
     def _run(self, plans: Plans, first: list[int], pool: Pool, fixed: Fixed) -> tuple[Lanes, int]:
         """All clients' steps, in half as many lanes where they do not fit in memory."""
@@ -106,8 +106,8 @@ class BatchedEngine:
     def _run_in(
         self, count: int, plans: Plans, first: list[int], pool: Pool, fixed: Fixed
     ) -> tuple[Lanes, int]:
-        longest = max(map(len, plans))
-        if self.captured and self.captured.state.hold(longest):
+        steps = max(map(len, plans))
+        if self.captured and self.captured.state.hold(steps):
             count = self.captured.state.width
         dealt = schedule(plans, first, count)
         points, marks = (self._send(torch.from_numpy(part)).unbind() for part in dealt)
@@ -115,7 +115,7 @@ class BatchedEngine:
         program: Eager[Lanes] | Captured[Lanes] | None = None
         for rows, mark in zip(points, marks, strict=True):
             inputs = rows if stays else pool.batch(rows, self.dtype), mark
-            program = program or self._program(fixed, count, longest, inputs)
+            program = program or self._program(fixed, count, steps, inputs)
             program(*inputs)
         assert program is not None
         return program.state, dealt.points.size
@@ -126,19 +126,19 @@ class BatchedEngine:
         return numbers.pin_memory().to(self.device, non_blocking=True)
 
     def _program(
-        self, fixed: Fixed, count: int, longest: int, inputs: Inputs
+        self, fixed: Fixed, count: int, steps: int, inputs: Inputs
     ) -> Eager[Lanes] | Captured[Lanes]:
         """One that is ready for a round."""
 
-        def idle(longest: int) -> Lanes:
-            return Lanes.idle(self.method, self.config, fixed[0], count, longest)
+        def idle(steps: int) -> Lanes:
+            return Lanes.idle(self.method, self.config, fixed[0], count, steps)
 
         if not self.compiled:
-            return Eager(self._step, fixed, idle(longest))
-        if self.captured is None or not self.captured.state.hold(longest):
+            return Eager(self._step, fixed, idle(steps))
+        if self.captured is None or not self.captured.state.hold(steps):
             self.captured = None
             most = self.config.epochs * -(-self.resident.longest // self.config.batch_size)
-            self.captured = Captured(self._step, fixed, idle(max(longest, most)), *inputs)
+            self.captured = Captured(self._step, fixed, idle(max(steps, most)), *inputs)
         self.captured.begin(fixed)
         self.captured.state.clear()
         return self.captured

@@ -1,6 +1,6 @@
-"""A step as one program for the GPU: traced, compiled, captured, then only replayed.
+"""A step as a program of its own: traced once, and on a GPU compiled, captured and only replayed.
 
-Tracing turns `vmap` and gradients into a flat list of tensor operations; torch's compiler fuses
+Tracing turns `vmap` and gradients into a flat list of tensor operations.  torch's compiler fuses
 them, and finds what it compiled before in its cache; a CUDA graph launches all kernels at once, on
 tensors that stay where they are.
 """
@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -30,8 +31,25 @@ class Eager(Generic[State]):
         self.state = self.step(self.fixed, self.state, *inputs)
 
 
+class Traced:
+    """function(*arguments) without the work of transforming it, for arguments shaped like these."""
+
+    def __init__(self, function: Step, *arguments: Any) -> None:
+        tensors, spec = tree_flatten(arguments)
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            out, self.out = tree_flatten(function(*tree_unflatten(tensors, spec)))
+            return out
+
+        self.program = _trace(flat, [t.clone() for t in tensors])  # one that comes twice is two
+
+    @torch.no_grad()
+    def __call__(self, *arguments: Any) -> Any:
+        return tree_unflatten(self.program(*tree_flatten(arguments)[0]), self.out)
+
+
 class Captured(Generic[State]):
-    """The same for tensors that never change their shapes, made of examples of all."""
+    """A step for tensors that never change their shapes, made of examples of all."""
 
     def __init__(self, step: Step, fixed: Any, state: State, *inputs: Any) -> None:
         self.fixed, self.state, self.inputs = tree_map(torch.clone, (fixed, state, inputs))
@@ -39,11 +57,12 @@ class Captured(Generic[State]):
 
         def in_place(*tensors: Tensor) -> None:
             fixed, state, inputs = tree_unflatten(tensors, spec)
-            new = tree_flatten(step(fixed, state, *inputs))[0]
-            for old, value in zip(tree_flatten(state)[0], new, strict=True):
-                old.copy_(value)
+            (old, before), (new, after) = map(tree_flatten, (state, step(fixed, state, *inputs)))
+            assert before == after
+            for tensor, value in zip(old, new, strict=True):
+                tensor.copy_(value)
 
-        traced = make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        traced = _trace(in_place, tensors)
         self.tensors = tensors + _lift_constants(traced)
         self.graph = _capture(_compile(traced, self.tensors), self.tensors)
 
@@ -53,6 +72,14 @@ class Captured(Generic[State]):
     def __call__(self, *inputs: Any) -> None:
         _copy(self.inputs, inputs)
         self.graph.replay()
+
+
+def _trace(function: Step, tensors: list[Tensor]) -> GraphModule:
+    traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    traced.graph = fx_graph_cse(traced.graph)  # backward repeats some of what forward did
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
 
 
 def _lift_constants(traced: GraphModule) -> list[Tensor]:
@@ -73,10 +100,8 @@ def _lift_constants(traced: GraphModule) -> list[Tensor]:
 
 
 def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
-    from torch._functorch.compile_utils import fx_graph_cse  # noqa: PLC0415  (slow to import)
-    from torch._inductor import standalone_compile  # noqa: PLC0415
+    from torch._inductor import standalone_compile  # noqa: PLC0415  (slow to import)
 
-    traced.graph = fx_graph_cse(traced.graph)  # backward repeats some of what forward did
     program: Callable[..., Any] = standalone_compile(
         traced, [*tensors], dynamic_shapes="from_example_inputs"
     )

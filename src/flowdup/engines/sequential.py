@@ -8,16 +8,19 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
-from typing import TypeVar
+from itertools import chain
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from flowdup.client import ClientConfig, Update, client_update
+from flowdup.client import ClientConfig, LocalStep, Update, begin, client_update, local_step
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, on_device
-from flowdup.methods import Method, Params
+from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, longest, on_device
+from flowdup.engines.program import Traced
+from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 from flowdup.rank_one import Factors
 
@@ -29,9 +32,16 @@ Result = TypeVar("Result")
 
 class SequentialEngine:
     def __init__(
-        self, method: Method, config: ClientConfig, device: torch.device, dtype: torch.dtype
+        self,
+        method: Method,
+        config: ClientConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        tracing: bool = True,
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
+        self.tracing, self.traced, self.room = tracing, cast("Traced | None", None), 0
+        self.known: Sequence[ClientData] = ()
         self.workers = torch.get_num_threads() if device.type == "cpu" else 0
         self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _settle)
         _keep_memory()
@@ -45,28 +55,47 @@ class SequentialEngine:
         orders: Stream,
         told: Params,
     ) -> CohortUpdate:
-        def member(place: tuple[int, int]) -> tuple[Update, int, int]:
-            lane, client = place[0], clients[place[1]]
-            batches = local_batches(client, self.config, orders, lane)
-            batches = on_device(batches, self.device, self.dtype)
-            update = client_update(self.method, self.config, params, batches, told)
-            return update, len(client), batches.present.numel()
+        def prepared() -> Iterator[Batch]:
+            for lane, number in cohort.items():
+                batches = local_batches(clients[number], self.config, orders, lane)
+                yield on_device(batches, self.device, self.dtype)
 
+        def update(batches: Batch) -> tuple[Update, int, int]:
+            made = (step, room) if len(batches.x) <= room else (None, 0)
+            done = client_update(self.method, self.config, params, batches, told, *made)
+            return done, int(batches.present.sum()), batches.present.numel()
+
+        work = prepared()
+        first = next(work)
+        step, room = self._step(clients, params, first, told)
         total = {n: torch.zeros_like(p) for n, p in params.items()}
         factors: dict[str, list[Factors]] = {}
         losses, points, rows = [], 0, 0
-        for update, own_points, own_rows in self._map(member, cohort.items()):
-            for name, change in update.delta.items():
+        for done, own_points, own_rows in self._map(update, chain([first], work)):
+            for name, change in done.delta.items():
                 total[name] += change
-            for name, own in update.factors.items():
+            for name, own in done.factors.items():
                 factors.setdefault(name, []).append(own)
-            losses.append(update.loss)
+            losses.append(done.loss)
             points, rows = points + own_points, rows + own_rows
         for name, parts in factors.items():
             total[name] = Factors(*map(torch.cat, zip(*parts, strict=True))).product()
         delta = {n: t / len(cohort) for n, t in total.items()}
-        padding = 1 - self.config.epochs * points / rows
-        return CohortUpdate(delta, torch.stack(losses).mean(), padding)
+        return CohortUpdate(delta, torch.stack(losses).mean(), 1 - points / rows)
+
+    def _step(
+        self, clients: Sequence[ClientData], params: Params, batches: Batch, told: Params
+    ) -> tuple[LocalStep | None, int]:
+        """`local_step`, traced, with room for the longest client; None: as it is written."""
+        if clients is not self.known:
+            self.known, self.traced = clients, None
+            self.room = self.config.epochs * -(-longest(clients) // self.config.batch_size)
+        if self.traced is None and self.room and self.tracing:
+            local = begin(self.method, self.config, params, self.room)
+            example = (params | told, local, Batch(*(t[0] for t in batches)))
+            place = torch.eye(self.room)[0].to(batches.present)
+            self.traced = Traced(partial(local_step, self.method, self.config), *example, place)
+        return self.traced, self.room if self.traced else 0
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         @torch.no_grad()
