@@ -23,14 +23,13 @@ from contenders.entry import Entry
 from contenders.work import Work
 from safetensors.torch import load_file
 
-from flowdup.engines import ENGINES
 from flowdup.params import Params
 
 Contenders = dict[str, tuple[str, str]]  # a module and its variant, by name
 Result = dict[str, Any]
 SIMULATORS: Contenders = {
     "flowdup": ("flowdup", ""),
-    **{f"flowdup {engine}": ("flowdup", engine) for engine in ENGINES},
+    **{f"flowdup {engine}": ("flowdup", engine) for engine in ("sequential", "batched")},
     "pfl": ("pfl", ""),
     "flower actors": ("flower", "actors"),  # as many as cores, one thread each
     "flower threads": ("flower", "threads"),  # one actor with all threads

@@ -9,12 +9,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, max_pool2d
 from triton.runtime import interpreter
 
 from flowdup.models import build_network, kernels
 from flowdup.models.cohort import ordinary
 from flowdup.models.convolution import conv
+from flowdup.models.normalization import _moments, _slopes
 from flowdup.random import Stream
 
 LAYERS = [  # c, o, (h, w), kernel, stride, padding, n
@@ -159,6 +160,31 @@ def network() -> None:
         check(gradient, wanted[name], 1e-4)
 
 
+def poolings() -> None:
+    """The kernel finds the first largest of a window, as torch does."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape, window in (((3, 5, 6, 6), (2, 2)), ((2, 3, 7, 9), (2, 3))):
+            x = torch.randint(0, 6, shape).to(dtype)
+            exact = x.double().requires_grad_()
+            y = max_pool2d(exact, window)
+            gy = torch.randn(y.shape).to(dtype)
+            y.backward(gy.double())
+            assert torch.equal(kernels.unpool(gy, x, window).double(), exact.grad)
+
+
+def norms() -> None:
+    for n, c, h, w, groups in ((3, 8, 4, 5, 4), (2, 64, 7, 7, 32), (1, 512, 2, 2, 32)):
+        gy, x = torch.randn(2, n, c, h, w)
+        weight = torch.randn(n, c)
+        exact = [t.double() for t in (gy, x, weight)]
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+            told = [t.to(dtype) for t in (gy, x, weight)]
+            check(
+                kernels.moments(told[1], groups, 1e-5), _moments(exact[1], groups, 1e-5), tolerance
+            )
+            check(kernels.slopes(*told, groups, 1e-5), _slopes(*exact, groups, 1e-5), tolerance)
+
+
 if __name__ == "__main__":
     mend_the_interpreter()
     parts = {
@@ -167,5 +193,7 @@ if __name__ == "__main__":
         "layout": layout,
         "functions": functions,
         "network": network,
+        "poolings": poolings,
+        "norms": norms,
     }
     parts[sys.argv[1]]()

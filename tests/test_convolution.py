@@ -234,7 +234,9 @@ def test_a_copy_of_a_routed_module_is_routed() -> None:
     assert torch.equal(module(x), module(x[None])[0])  # one image without a batch, as torch has it
 
 
-@pytest.mark.parametrize("part", ["float32", "bfloat16", "layout", "functions", "network"])
+@pytest.mark.parametrize(
+    "part", ["float32", "bfloat16", "layout", "functions", "network", "poolings", "norms"]
+)
 def test_triton_kernels_agree_with_float64(part: str) -> None:
     """Under Triton's interpreter, which has to be on before Triton is imported."""
     if find_spec("triton") is None:

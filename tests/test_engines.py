@@ -1,18 +1,23 @@
 """Every engine gives the same psi, for every method, for ragged clients."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from small import METHODS, STREAM, engine, method, ragged_clients, told
+from small import METHODS, SPEC, STREAM, engine, method, ragged_clients, told
 from torch.func import grad
 
 from flowdup.client import ClientConfig, batch_plan, clip_norm
 from flowdup.data import ClientData
 from flowdup.engines import EngineConfig, Question, build_engine
+from flowdup.engines.batched import BatchedEngine
+from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
-from flowdup.methods import Batch, Params
+from flowdup.methods import Batch, MethodConfig, Params, Parts
 from flowdup.optimizers import OptimizerConfig
 from flowdup.server import ServerConfig, initial_state, train
+from flowdup.soon import Soon
 
 LOCAL = {
     "sgd": OptimizerConfig("sgd", 0.02),
@@ -117,3 +122,44 @@ def test_unknown_engines_devices_and_precisions_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"set engine\.device to cpu"):
             build_engine(EngineConfig(device="cuda"), m, ClientConfig())
+
+
+def trained(**settings: Any) -> Params:
+    """psi after two rounds of FLowDUP."""
+    config = EngineConfig(device="cpu", **settings)
+    parts = Parts("cnn-small", SPEC, STREAM, "cpu", torch.float32, config.compute_dtype())
+    m = MethodConfig.from_table(METHODS["flowdup"]).build(parts)
+    server = ServerConfig(2, 5, optimizer=OptimizerConfig("sgd", 0.5))
+    runner = build_engine(config, m, ClientConfig(2, 10, 0.5, LOCAL["sgd"]))
+    state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
+    *_, last = train(server, m, runner, ragged_clients(), state, STREAM)
+    return last.state.psi
+
+
+def test_a_traced_step_gives_the_psi_of_one_as_it_is_written() -> None:
+    a, b = (trained(name="sequential", compile=compiled) for compiled in (True, False))
+    assert distance(a, b) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["sequential", "batched"])
+def test_bf16_is_near_float32_and_psi_stays_float32(kind: str) -> None:
+    start = method("flowdup").init(STREAM.child("psi"))
+    a, b = (trained(name=kind, precision=precision) for precision in ("tf32", "bf16"))
+    assert {p.dtype for p in b.values()} == {torch.float32}
+    assert 0 < distance(a, b) < 0.2 * distance(a, start)
+
+
+def test_on_a_cpu_clients_run_one_by_one_where_a_batch_is_much_work() -> None:
+    for model, kind in (("mlp", BatchedEngine), ("cnn-small", BatchedEngine)):
+        m = method("fedavg", model=model)
+        assert isinstance(build_engine(EngineConfig(device="cpu"), m, ClientConfig()), kind)
+    large = ClientConfig(batch_size=2000)
+    runner = build_engine(EngineConfig(device="cpu"), method("fedavg"), large)
+    assert isinstance(runner, SequentialEngine)
+
+
+def test_numbers_that_are_asked_for_later_are_those_of_now() -> None:
+    numbers = [torch.tensor(1.5), torch.tensor(2.0, dtype=torch.float64)]
+    later = Soon(numbers)
+    numbers[0].fill_(7)
+    assert later.read() == [1.5, 2.0]

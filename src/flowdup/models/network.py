@@ -30,6 +30,7 @@ class Network:
     """
 
     module: nn.Module
+    inputs: tuple[int, ...]  # the shape of one
     read: Callable[[Tensor], Tensor]
     shapes: dict[str, tuple[int, ...]]
     deviations: dict[str, float]
@@ -68,7 +69,7 @@ class Network:
                 constants[name] = torch.zeros(parameter.shape)
         module.requires_grad_(False)
         shapes = {n: tuple(p.shape) for n, p in parameters.items()}
-        network = cls(for_clients(module), read, shapes, deviations, constants)
+        network = cls(for_clients(module), shape, read, shapes, deviations, constants)
         network.copies.module = network.module  # of this thread
         return network
 
