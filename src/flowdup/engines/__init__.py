@@ -17,7 +17,7 @@ from flowdup.settings import check_range
 
 __all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "build_engine"]
 
-_HEAVY = 160e6
+_HEAVY = 100e6
 
 ENGINES = ("auto", "sequential", "batched")
 
@@ -85,9 +85,9 @@ def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> 
 def _heavy(method: Method, client: ClientConfig, dtype: torch.dtype) -> bool:
     """Whether a batch is so much work that on a CPU clients are faster one by one.
 
-    Measured on two cores, 11 works with perceptrons and CNNs: all below 160 million operations for
-    f on a batch were faster together (1.1 to 5 times), and those above it one by one (up to 2.2
-    times) or within 7 % of it.
+    Measured on two cores with perceptrons and CNNs: below 100 million operations for f on a batch
+    all works were faster together (2 to 5 times); above it most were faster one by one (up to 3
+    times), and the worst loses a third.
     """
     f = method.f
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
