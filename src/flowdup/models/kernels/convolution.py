@@ -27,12 +27,6 @@ Pair = tuple[int, int]
 _PROGRAMS = 512  # that a weight gradient should have, about four per multiprocessor
 
 
-_BLOCK = 1024  # pixels times channels that a pooling's program writes
-
-
-_NORM = 2048  # pixels times channels that a norm's program reads at once
-
-
 class Tile(NamedTuple):
     """What one program computes at a time: [m, k] x [k, n]."""
 
@@ -184,89 +178,6 @@ def _correlate(
     tl.store(out + r[:, None] + (o * (KH * KW * C))[None, :], total, mask)
 
 
-@triton.jit
-def _unpool(
-    gy, x, gx, size,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Every written pixel of a pooling [OH, OW] gives its gradient to the first largest x of its
-    window.  gy [images, OH, OW, C]; x and gx [images, H, W, C]
-    """
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    c, pixel = place % C, place // C
-    image, i, j = pixel // (OH * OW), pixel // OW % OH, pixel % OW
-    corner = ((image * H + i * KH) * W + j * KW) * C + c
-    gradient = tl.load(gy + place, inside)
-    largest = tl.load(x + corner, inside)
-    at = tl.zeros((BLOCK,), tl.int32)
-    for k in tl.static_range(1, KH * KW):
-        value = tl.load(x + corner + (k // KW * W + k % KW) * C, inside)
-        at = tl.where(value > largest, k, at)
-        largest = tl.where(value > largest, value, largest)
-    for k in tl.static_range(KH * KW):
-        value = tl.where(at == k, gradient, 0.0)
-        tl.store(gx + corner + (k // KW * W + k % KW) * C, value.to(gx.dtype.element_ty), inside)
-
-
-@triton.jit
-def _group_mean(sums, area, C: tl.constexpr, G: tl.constexpr):
-    """Of every channel's group, from the channels' sums [C]."""
-    grid = tl.reshape(sums, (G, C // G))
-    mean = tl.sum(grid, 1) / area
-    return tl.reshape(tl.broadcast_to(mean[:, None], (G, C // G)), (C,))
-
-
-@triton.jit
-def _norm(
-    gy, x, w, out, pixels, eps,
-    C: tl.constexpr, G: tl.constexpr, BACK: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """One image: mean and 1 / sqrt(variance + eps) of every channel's group; backward, what
-    `normalization.Slopes` says.  gy and x [images, pixels, C]; w [images, C];
-    out [images, C, 2 or 5]
-    """
-    image = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, C)
-    tile_x = tl.zeros((P, C), tl.float32)
-    tile_xx = tl.zeros((P, C), tl.float32)
-    tile_g = tl.zeros((P, C), tl.float32)
-    tile_gx = tl.zeros((P, C), tl.float32)
-    for start in range(0, pixels, P):
-        p = start + tl.arange(0, P)
-        place = (image * pixels + p)[:, None] * C + c[None, :]
-        here = (p < pixels)[:, None]
-        value = tl.load(x + place, here, other=0.0).to(tl.float32)
-        tile_x += value
-        tile_xx += value * value
-        if BACK:
-            gradient = tl.load(gy + place, here, other=0.0).to(tl.float32)
-            tile_g += gradient
-            tile_gx += gradient * value
-    sum_x, sum_xx = tl.sum(tile_x, 0), tl.sum(tile_xx, 0)
-    sum_g, sum_gx = tl.sum(tile_g, 0), tl.sum(tile_gx, 0)
-    area = pixels * (C // G)
-    mean = _group_mean(sum_x, area, C, G)
-    variance = tl.maximum(_group_mean(sum_xx, area, C, G) - mean * mean, 0.0)
-    s = 1.0 / tl.sqrt(variance + eps)
-    if BACK:
-        weight = tl.load(w + image * C + c).to(tl.float32)
-        along = s * (sum_gx - mean * sum_g)
-        a = _group_mean(weight * sum_g, area, C, G)
-        q = s * s * _group_mean(weight * along, area, C, G)
-        out += (image * C + c) * 5
-        tl.store(out, s * weight)
-        tl.store(out + 1, q)
-        tl.store(out + 2, mean * q - s * a)
-        tl.store(out + 3, along)
-        tl.store(out + 4, sum_g)
-    else:
-        out += (image * C + c) * 2
-        tl.store(out, mean)
-        tl.store(out + 1, s)
-
-
 def conv(
     x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, tile: Tile | None = None
 ) -> Tensor:
@@ -297,26 +208,6 @@ def weight_gradient(
     return total.permute(0, 1, 4, 2, 3).to(x.dtype).contiguous()
 
 
-def unpool(gy: Tensor, x: Tensor, window: Pair) -> Tensor:
-    """gy [n, c, oh, ow], x [n, c, h, w] -> [n, c, h, w], channels last in memory."""
-    out: Tensor = spread(*(t.permute(0, 2, 3, 1).contiguous() for t in (gy, x)), window)
-    return out.permute(0, 3, 1, 2)
-
-
-def moments(x: Tensor, groups: int, eps: float) -> Tensor:
-    """x [n, c, h, w] -> [n, c, 2]; c and groups are powers of two."""
-    x = x.permute(0, 2, 3, 1).contiguous()
-    out: Tensor = norm(x, None, None, groups, eps)
-    return out
-
-
-def slopes(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> Tensor:
-    """gy and x [n, c, h, w], w [c] or [n, c] -> [n, c, 5]."""
-    gy, x = (t.permute(0, 2, 3, 1).contiguous() for t in (gy, x))
-    out: Tensor = norm(x, gy, w.expand(x.shape[0], -1).contiguous(), groups, eps)
-    return out
-
-
 def output_size(image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
     height, width = (
         (i + 2 * p - k) // s + 1 for i, k, s, p in zip(image, kernel, stride, padding, strict=True)
@@ -342,7 +233,7 @@ def _gather_pixels(
     return out.permute(0, 1, 4, 2, 3)
 
 
-# Below tensors are channels last: what a compiler sees as one operation each.
+# Below, tensors are channels last: what a compiler sees as one operation each.
 
 
 @torch.library.custom_op("flowdup::gather", mutates_args=())
@@ -412,45 +303,6 @@ def _(x, gy, size, stride, padding, tile):
     splits = triton.cdiv(gy.shape[1] * gy.shape[2] * gy.shape[3], chunk)
     shape = (splits, x.shape[0], gy.shape[4], *size, x.shape[4])
     return x.new_empty(shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("flowdup::spread", mutates_args=())
-def spread(gy: Tensor, x: Tensor, window: Sequence[int]) -> Tensor:
-    """gy [n, oh, ow, c], x [n, h, w, c] -> [n, h, w, c]."""
-    _, h, w, c = x.shape
-    _, oh, ow, _ = gy.shape
-    whole = (h, w) == (oh * window[0], ow * window[1])
-    gx = torch.empty_like(x) if whole else torch.zeros_like(x)
-    with torch.cuda.device_of(x):
-        _unpool[(triton.cdiv(gy.numel(), _BLOCK),)](
-            gy, x, gx, gy.numel(), c, h, w, oh, ow, *window, _BLOCK, num_warps=4
-        )
-    return gx
-
-
-@spread.register_fake
-def _(gy, x, window):
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("flowdup::norm", mutates_args=())
-def norm(x: Tensor, gy: Tensor | None, w: Tensor | None, groups: int, eps: float) -> Tensor:
-    """x and gy [n, h, w, c], w [n, c] -> [n, c, 5], without gy [n, c, 2]."""
-    n, height, width, c = x.shape
-    back = gy is not None
-    out = x.new_empty((n, c, 5 if back else 2), dtype=torch.float32)
-    block = max(1, min(triton.next_power_of_2(height * width), _NORM // c))
-    with torch.cuda.device_of(x):
-        _norm[(n,)](
-            gy if back else x, x, w if back else x, out, height * width, eps,
-            c, groups, back, block, num_warps=4,
-        )  # fmt: skip
-    return out
-
-
-@norm.register_fake
-def _(x, gy, w, groups, eps):
-    return x.new_empty((x.shape[0], x.shape[3], 2 if gy is None else 5), dtype=torch.float32)
 
 
 def _split(x: Tensor, gy: Tensor, size: Sequence[int], tile: Sequence[int]) -> Pair:

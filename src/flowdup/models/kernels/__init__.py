@@ -1,0 +1,22 @@
+"""Triton kernels for a cohort; what they compute is said where they are called (`models/`)."""
+
+from flowdup.models.kernels.convolution import (
+    Tile,
+    conv,
+    input_gradient,
+    output_size,
+    weight_gradient,
+)
+from flowdup.models.kernels.normalization import moments, slopes
+from flowdup.models.kernels.pooling import unpool
+
+__all__ = [
+    "Tile",
+    "conv",
+    "input_gradient",
+    "moments",
+    "output_size",
+    "slopes",
+    "unpool",
+    "weight_gradient",
+]
