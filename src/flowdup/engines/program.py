@@ -10,9 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 State = TypeVar("State")
@@ -75,6 +73,9 @@ class Captured(Generic[State]):
 
 
 def _trace(function: Step, tensors: list[Tensor]) -> GraphModule:
+    from torch._functorch.compile_utils import fx_graph_cse  # noqa: PLC0415  (slow to import)
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+
     traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
     traced.graph = fx_graph_cse(traced.graph)  # backward repeats some of what forward did
     traced.graph.eliminate_dead_code()
@@ -100,7 +101,7 @@ def _lift_constants(traced: GraphModule) -> list[Tensor]:
 
 
 def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
-    from torch._inductor import standalone_compile  # noqa: PLC0415  (slow to import)
+    from torch._inductor import standalone_compile  # noqa: PLC0415
 
     program: Callable[..., Any] = standalone_compile(
         traced, [*tensors], dynamic_shapes="from_example_inputs"
