@@ -26,7 +26,6 @@ from flowdup.random import Stream
 _POINTS = 10_000  # that go through personalised models at once
 _SHARE = 0.25  # of a GPU's free memory, which clients' points may take for good
 
-
 Plans = list[NDArray[np.int64]]
 Fixed = tuple[Params, Params]  # psi, and what the server tells besides
 Inputs = tuple[Tensor | Batch, Tensor]
@@ -76,7 +75,7 @@ class BatchedEngine:
 
     def _pool(self, clients: Sequence[ClientData], members: Mapping[int, ClientData]) -> Pool:
         if clients is not self.resident.clients:
-            self.resident = self._settle(clients)
+            self.resident, self.captured = self._settle(clients), None  # which has the old pool
         return self.resident.pool or Pool.of(members, self.device)
 
     def _settle(self, clients: Sequence[ClientData]) -> Resident:
