@@ -10,7 +10,7 @@ share of its own size.  The mean of s^2 over all d weights is 1, so columns keep
 | ----------- | --------------------------------------------------- | ---------- | --------- |
 | `dense`     | signs / sqrt(d)                                     | 4 d k      | roughly   |
 | `kronecker` | A (x) B / sqrt(d), A and B signs, sqrt(d) x sqrt(k) | 8 sqrt(dk) | roughly   |
-| `hashed`    | one sign per weight, in the coordinate it belongs to | 8 d       | exactly   |
+| `hashed`    | one sign per weight, in the coordinate it belongs to | 12 d      | exactly   |
 | `identity`  | 1 (k = d)                                           | 0          | exactly   |
 """
 

@@ -17,7 +17,7 @@ from flowdup.settings import check_range
 
 __all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "build_engine"]
 
-_HEAVY = 100e6
+_HEAVY = 100e6  # operations
 
 ENGINES = ("auto", "sequential", "batched")
 
@@ -28,7 +28,7 @@ class EngineConfig:
     device: str = "auto"  # auto: a GPU if there is one
     dtype: str = "float32"  # of psi and all sums: float32 or float64
     clients_at_once: int = 0  # batched; 0: as many as fit in memory
-    precision: str = "tf32"  # of products in float32, on a GPU: float32, tf32 or bf16
+    precision: str = "tf32"  # of products: float32, on a GPU tf32, or in networks bf16
     compile: bool = True  # trace a step once; on a GPU, also fuse it, which takes half a minute
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ def _heavy(method: Method, client: ClientConfig, dtype: torch.dtype) -> bool:
 
     Measured on two cores with perceptrons and CNNs: below 100 million operations for f on a batch
     all works were faster together (2 to 5 times); above it most were faster one by one (up to 3
-    times), and the worst loses a third.
+    times), and the worst took half as long again.
     """
     f = method.f
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 def longest(clients: Sequence[ClientData]) -> int:
-    """The most points that one of them has; 0 where asking would make them all."""
+    """The most points that one of them has, if known; 0 where asking would make them all."""
     if isinstance(clients, LazyClients):
         return clients.points
     return max(map(len, clients)) if isinstance(clients, list) else 0

@@ -1,6 +1,7 @@
 """The points of many clients in one tensor, on the device that works on them."""
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ class Pool(NamedTuple):
         members = list(clients.values())
         x = torch.cat([client.x for client in members])
         y = torch.cat([_labels(client) for client in members])
-        first = dict(zip(clients, _starts(map(len, members)), strict=True))
+        first = dict(zip(clients, accumulate(map(len, members), initial=0), strict=False))
         return cls(_pixels_first(x).to(device), y.to(device), first)
 
     def batch(self, rows: Tensor, dtype: torch.dtype) -> Batch:
@@ -43,14 +44,6 @@ def size(clients: Iterable[ClientData]) -> int:
 
 def _labels(client: ClientData) -> Tensor:
     return torch.full((len(client),), -1) if client.y is None else client.y
-
-
-def _starts(lengths: Iterable[int]) -> list[int]:
-    starts, at = [], 0
-    for length in lengths:
-        starts.append(at)
-        at += length
-    return starts
 
 
 def _pixels_first(x: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ on one core each are faster than one on all cores, and the bits do not depend on
 """
 
 import ctypes
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from itertools import chain
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -40,11 +41,14 @@ class SequentialEngine:
         tracing: bool = True,
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
-        self.tracing, self.traced, self.room = tracing, cast("Traced | None", None), 0
-        self.known: Sequence[ClientData] = ()
+        self.tracing = tracing
+        self.known: Sequence[ClientData] = ()  # for which the next two are
+        self.traced: Traced | None = None
+        self.room = 0
         self.workers = torch.get_num_threads() if device.type == "cpu" else 0
         self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _settle)
-        _keep_memory()
+        if sys.platform == "linux" and self.workers:
+            _keep_memory()
         import_module("torch._dynamo")  # torch.func would, in several threads at once
 
     def train(
