@@ -95,7 +95,9 @@ def layout() -> None:
     shared = kernels.conv(x[:1].expand(2, -1, -1, -1, -1), w, b, *how)
     check(shared[1], conv2d(x[0].double(), w[1].double(), b[1].double(), *how), 1e-6)
     gw = kernels.weight_gradient(gy, x, (3, 3), *how)
-    assert gw.is_contiguous()
+    assert gw.permute(0, 1, 3, 4, 2).is_contiguous()
+    for same in (w.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3), w.mT.clone().mT):
+        assert torch.equal(kernels.conv(x, same, b, *how), y)
     for tile in (kernels.Tile(32, 16, 16), kernels.Tile(64, 32, 64)):
         check(kernels.conv(x, w, b, *how, tile), y, 1e-6)
         check(kernels.weight_gradient(gy, x, (3, 3), *how, tile), gw, 1e-6)

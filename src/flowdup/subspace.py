@@ -32,6 +32,7 @@ from flowdup.models.network import Network, Weights
 from flowdup.random import Stream
 
 _DENSE_LIMIT = 2**29  # entries: 2 GiB in float32
+_FAST = 8  # sides of matrices that are multiples of it
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class SubspaceConfig:
 
 
 class Expansion(Protocol):
-    """A linear map v [k] -> P v [d], before the row scale."""
+    """A linear map v [k] -> P v, before the row scale; numbers after the d-th are no weight's.
+
+    Products are made of v's dtype, signs being exact in each.
+    """
 
     def __call__(self, v: Tensor) -> Tensor: ...
 
@@ -63,7 +67,7 @@ class Dense:
         self.matrix = torch.from_numpy(stream.signs(d * k)).reshape(d, k) / math.sqrt(d)
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.matrix @ v
+        return self.matrix @ v.to(self.matrix.dtype)
 
     def tensors(self) -> list[Tensor]:
         return [self.matrix]
@@ -74,21 +78,26 @@ class Kronecker:
 
     The weights stand row by row in a grid [a, b] with a b >= d, the coordinates in a grid [m, n]
     with m n >= k, each as square as can be; P v = A V B^T / sqrt(d).  A is [a, m], B is [b, n].
-    Every weight is covered, whatever d and k.
+    Every weight is covered, whatever d and k.  Zeros fill A's and B's sides up to numbers that
+    GPUs multiply fast.
     """
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
         self.d, self.k = scales.numel(), k
-        (a, b), (self.m, self.n) = _grid(self.d), _grid(k)
-        self.left = torch.from_numpy(stream.child("left").signs(a * self.m)).reshape(a, self.m)
-        self.right = torch.from_numpy(stream.child("right").signs(b * self.n)).reshape(b, self.n)
+        (a, self.b), (self.m, self.n) = _grid(self.d), _grid(k)
+        left = torch.from_numpy(stream.child("left").signs(a * self.m)).reshape(a, self.m)
+        right = torch.from_numpy(stream.child("right").signs(self.b * self.n))
+        self.left = pad(left, (0, -self.m % _FAST))
+        self.right = pad(right.reshape(self.b, self.n), (0, -self.n % _FAST, 0, -self.b % _FAST))
 
     def __call__(self, v: Tensor) -> Tensor:
         grid = pad(v, (0, self.m * self.n - self.k)).reshape(self.m, self.n) / math.sqrt(self.d)
-        return (self.left @ grid @ self.right.T).reshape(-1)[: self.d]
+        grid = pad(grid, (0, -self.n % _FAST, 0, -self.m % _FAST))
+        rows = self.left.to(v.dtype) @ grid @ self.right.to(v.dtype).T
+        return rows[:, : self.b].reshape(-1)
 
     def tensors(self) -> list[Tensor]:
-        return [self.left, self.right]
+        return [self.left[:, : self.m].contiguous(), self.right[: self.b, : self.n].contiguous()]
 
 
 class Hashed:
@@ -191,8 +200,9 @@ class Subspace:
         stream: Stream,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        compute: torch.dtype | None = None,  # of P v; None: dtype
     ) -> None:
-        self.d = network.size
+        self.d, self.compute = network.size, compute or dtype
         self.k = config.k or self.d
         if config.kind not in KINDS:
             raise ConfigError(
@@ -209,9 +219,9 @@ class Subspace:
         scaled = config.row_scale == "layer" and config.kind != "identity"
         self.scale = _row_scale(network) if scaled else dict.fromkeys(network.shapes, 1.0)
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
-        rows = zip(self.sizes, self.scale.values(), strict=True)
-        self.rows = torch.cat([torch.full((n,), s, dtype=torch.float64) for n, s in rows])  # [d]
-        self.expansion = KINDS[config.kind](stream.child("expansion"), self.rows.float(), self.k)
+        scales = zip(self.sizes, self.scale.values(), strict=True)
+        rows = torch.cat([torch.full((n,), s) for n, s in scales])  # [d]
+        self.expansion = KINDS[config.kind](stream.child("expansion"), rows, self.k)
         start = network.init(stream.child("theta_0"))
         self.theta_0 = torch.cat([start[name].flatten() for name in self.shapes])  # [d]
         self.fingerprint = self._fingerprint(config.kind)
@@ -219,10 +229,12 @@ class Subspace:
 
     def __call__(self, v: Tensor) -> Weights:
         """theta = theta_0 + P v, as the network's weights."""
-        theta = torch.split(self.theta_0 + self.expansion(v) * self.rows, self.sizes)
+        moves = self.expansion(v.to(self.compute))
+        starts = torch.split(self.theta_0, self.sizes)
+        moves = torch.split(moves, [*self.sizes, moves.shape[0] - self.d])
         return {
-            name: own.reshape(shape)
-            for (name, shape), own in zip(self.shapes.items(), theta, strict=True)
+            name: torch.add(start, move, alpha=self.scale[name]).reshape(shape)
+            for (name, shape), start, move in zip(self.shapes.items(), starts, moves, strict=False)
         }
 
     def _fingerprint(self, kind: str) -> str:
@@ -240,7 +252,7 @@ class Subspace:
             if isinstance(value, Tensor):
                 moved = value.to(device, dtype if value.is_floating_point() else None)
                 setattr(self.expansion, name, moved)
-        self.theta_0, self.rows = (t.to(device, dtype) for t in (self.theta_0, self.rows))
+        self.theta_0 = self.theta_0.to(device, dtype)
 
 
 def _grid(size: int) -> tuple[int, int]:

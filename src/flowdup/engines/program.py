@@ -16,6 +16,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 State = TypeVar("State")
 Step = Callable[..., Any]
 
+_OPTIONS = {
+    "shape_padding": False,  # what profits from it is padded already (`subspace.py`)
+    "triton.autotune_at_compile_time": False,  # the first run does that
+}
 _WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
 
 
@@ -50,7 +54,7 @@ class Captured(Generic[State]):
     """A step for tensors that never change their shapes, made of examples of all."""
 
     def __init__(self, step: Step, fixed: Any, state: State, *inputs: Any) -> None:
-        self.fixed, self.state, self.inputs = tree_map(torch.clone, (fixed, state, inputs))
+        self.fixed, self.state, self.inputs = tree_map(_own, (fixed, state, inputs))
         tensors, spec = tree_flatten((self.fixed, self.state, self.inputs))
 
         def in_place(*tensors: Tensor) -> None:
@@ -70,6 +74,13 @@ class Captured(Generic[State]):
     def __call__(self, *inputs: Any) -> None:
         _copy(self.inputs, inputs)
         self.graph.replay()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy, as kernels read it: images and the weights of convolutions have channels last."""
+    if tensor.ndim < 4:
+        return tensor.clone()
+    return tensor.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
 
 
 def _trace(function: Step, tensors: list[Tensor]) -> GraphModule:
@@ -104,7 +115,10 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
     from torch._inductor import standalone_compile  # noqa: PLC0415
 
     program: Callable[..., Any] = standalone_compile(
-        traced, [*tensors], dynamic_shapes="from_example_inputs"
+        traced,
+        [*tensors],
+        dynamic_shapes="from_example_inputs",
+        options={"config_patches": _OPTIONS},
     )
     return program
 

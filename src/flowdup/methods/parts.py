@@ -18,7 +18,7 @@ class Parts:
     stream: Stream
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
-    compute: torch.dtype | None = None  # of networks; None: dtype
+    compute: torch.dtype | None = None  # of networks and expansions; None: dtype
 
     @cached_property
     def f(self) -> Network:
@@ -32,4 +32,4 @@ class Parts:
         return replace(network, compute=self.compute)
 
     def subspace(self, config: SubspaceConfig) -> Subspace:
-        return Subspace(config, self.f, self.stream, self.device, self.dtype)
+        return Subspace(config, self.f, self.stream, self.device, self.dtype, self.compute)

@@ -8,7 +8,7 @@ run of memory.  Inside a client a product is
     weight gradient  [kh kw c, n oh ow] x [n oh ow, o]
 
 with float32 sums of TF32 (or float32, as `torch.backends.cudnn.conv.fp32_precision` says) or
-bfloat16 products.  Blocks follow from shapes alone and no sum is atomic, so the same shapes on the
+bfloat16 products.  Weights lie tap by tap, [o, kh, kw, c]; `turn` brings them into that order.  Blocks follow from shapes alone and no sum is atomic, so the same shapes on the
 same device give the same bits.
 """
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -24,6 +24,7 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
+_TURNED = 4096  # weights that a program turns
 _PROGRAMS = 512  # that a weight gradient should have, about four per multiprocessor
 
 
@@ -43,7 +44,9 @@ def _gather(  # noqa: PLR0915
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BACK: tl.constexpr, BIAS: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr,
+    F_STEP: tl.constexpr, TAP_STEP: tl.constexpr, C_STEP: tl.constexpr,  # of w
+    BACK: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Every written pixel [OH, OW] gathers the read pixels [H, W] under its taps.
@@ -82,7 +85,7 @@ def _gather(  # noqa: PLR0915
         h, v = i * SH - PH, j * SW - PW
     written = (row < images * GH * GW) & (i < OH) & (j < OW)
     pixels = x + client * x_step + ((image * H + h).to(tl.int64) * W + v) * C
-    taps = w + client * w_step + o * (KH * KW * C)
+    taps = w + client * w_step + o * F_STEP
     depth = height * width * C
 
     total = tl.zeros((M, N), tl.float32)
@@ -102,11 +105,11 @@ def _gather(  # noqa: PLR0915
         if BACK:
             y, z = h[:, None] - t, v[:, None] - u
             read = c - (t * W + u) * C
-            weight = ((top + t * SH) * KW + left + u * SW) * C + c
+            weight = ((top + t * SH) * KW + left + u * SW) * TAP_STEP + c * C_STEP
         else:
             y, z = h[:, None] + t, v[:, None] + u
             read = (t * W + u) * C + c
-            weight = tap * C + c
+            weight = tap * TAP_STEP + c * C_STEP
         if BACK or PH > 0 or PW > 0:
             here = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
         a = tl.load(pixels[:, None] + read, here, other=0.0)
@@ -175,7 +178,20 @@ def _correlate(
 
     out += ((program % splits) * clients + client) * (F * KH * KW * C)
     mask = (r < KH * KW * C)[:, None] & (o < F)[None, :]
-    tl.store(out + r[:, None] + (o * (KH * KW * C))[None, :], total, mask)
+    place = out + r[:, None] + (o * (KH * KW * C))[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _turn(x, out, A: tl.constexpr, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """x [rows, A, B] -> out [rows, B, A]"""
+    TILES: tl.constexpr = (A + M - 1) // M
+    first = (tl.program_id(0) // TILES).to(tl.int64) * (A * B)
+    a = (tl.program_id(0) % TILES) * M + tl.arange(0, M)
+    b = tl.arange(0, N)
+    inside = (a < A)[:, None] & (b < B)[None, :]
+    value = tl.load(x + first + a[:, None] * B + b[None, :], inside)
+    tl.store(out + first + b[:, None] * A + a[None, :], tl.trans(value), tl.trans(inside))
 
 
 def conv(
@@ -194,18 +210,20 @@ def input_gradient(
     gy: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, tile: Tile | None = None
 ) -> Tensor:
     """gy [clients, n, o, oh, ow], w [clients, o, c, kh, kw] -> [clients, n, c, *size]."""
-    return _gather_pixels(gy, w.transpose(1, 2), None, size, stride, padding, True, tile)
+    return _gather_pixels(gy, w, None, size, stride, padding, True, tile)
 
 
 def weight_gradient(
     gy: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, tile: Tile | None = None
 ) -> Tensor:
-    """gy [clients, n, o, oh, ow], x [clients, n, c, h, w] -> [clients, o, c, *size], contiguous."""
+    """gy [clients, n, o, oh, ow], x [clients, n, c, h, w] -> [clients, o, c, *size], channels
+    last in memory.
+    """
     rows, o = size[0] * size[1] * x.shape[2], gy.shape[2]
     tile = tile or _correlate_tile(rows, o, x.shape[2], x.dtype)
     out: Tensor = correlate(_channels_last(x), _channels_last(gy), size, stride, padding, tile)
     total = out.sum(0) if out.shape[0] > 1 else out[0]
-    return total.permute(0, 1, 4, 2, 3).to(x.dtype).contiguous()
+    return total.permute(0, 1, 4, 2, 3).to(x.dtype)
 
 
 def output_size(image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
@@ -227,8 +245,12 @@ def _gather_pixels(
 ) -> Tensor:
     phases = stride if back else (1, 1)
     rows = x.shape[1] * triton.cdiv(size[0], phases[0]) * triton.cdiv(size[1], phases[1])
-    tile = tile or _gather_tile(rows, w.shape[1], x.shape[2], (w.shape[3], w.shape[4]), x.dtype)
-    x, w = _channels_last(x), _channels_last(w)
+    w = _taps_first(w)
+    if back:
+        w = w.transpose(1, 4)  # TF32 products want the summed channels side by side
+        w = w.contiguous() if w.dtype == torch.float32 else w
+    tile = tile or _gather_tile(rows, w.shape[1], x.shape[2], (w.shape[2], w.shape[3]), x.dtype)
+    x = _channels_last(x)
     out: Tensor = gather(x, w, bias, size, stride, padding, back, tile)
     return out.permute(0, 1, 4, 2, 3)
 
@@ -247,7 +269,9 @@ def gather(
     back: bool,
     tile: Sequence[int],
 ) -> Tensor:
-    """x [clients, n, h, w, c], w [clients, o, kh, kw, c] -> [clients, n, *size, o]."""
+    """x [clients, n, h, w, c], w [clients, o, kh, kw, c], o and c in any order of memory
+    -> [clients, n, *size, o].
+    """
     clients, n, height, width, c = x.shape
     o, kernel = w.shape[1], (w.shape[2], w.shape[3])
     m, columns, k, warps, stages = tile
@@ -259,8 +283,8 @@ def gather(
     with torch.cuda.device_of(x):
         _gather[(programs,)](
             x, w, b, out, n, x.stride(0), w.stride(0), b.stride(0),
-            c, height, width, o, *size, *kernel, *stride, *padding, back, bias is not None,
-            _precision(), m, columns, k, num_warps=warps, num_stages=stages,
+            c, height, width, o, *size, *kernel, *stride, *padding,
+            w.stride(1), w.stride(3), w.stride(4), back, bias is not None, _precision(), m, columns, k, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out
 
@@ -280,14 +304,14 @@ def correlate(
     tile: Sequence[int],
 ) -> Tensor:
     """x [clients, n, h, w, c], gy [clients, n, oh, ow, o] -> parts [splits, clients, o, *size, c]
-    of a sum.
+    of a sum, in float32 if there are several.
     """
     clients, n, h, w, c = x.shape
     oh, ow, o = gy.shape[2:]
     m, columns, k, warps, stages = tile
     tiles, chunk = _split(x, gy, size, tile)
     splits = triton.cdiv(n * oh * ow, chunk)
-    out = x.new_empty((splits, clients, o, *size, c), dtype=torch.float32)
+    out = x.new_empty((splits, clients, o, *size, c), dtype=_dtype(x, splits))
     with torch.cuda.device_of(x):
         _correlate[(tiles * splits,)](
             x, gy, out, n, clients, chunk, x.stride(0), gy.stride(0),
@@ -302,7 +326,28 @@ def _(x, gy, size, stride, padding, tile):
     _, chunk = _split(x, gy, size, tile)
     splits = triton.cdiv(gy.shape[1] * gy.shape[2] * gy.shape[3], chunk)
     shape = (splits, x.shape[0], gy.shape[4], *size, x.shape[4])
-    return x.new_empty(shape, dtype=torch.float32)
+    return x.new_empty(shape, dtype=_dtype(x, splits))
+
+
+def _dtype(x: Tensor, splits: int) -> torch.dtype:
+    return x.dtype if splits == 1 else torch.float32
+
+
+@torch.library.custom_op("flowdup::turn", mutates_args=())
+def turn(x: Tensor) -> Tensor:
+    """x [clients, o, a, b] -> [clients, o, b, a], b small."""
+    clients, o, a, b = x.shape
+    out = x.new_empty((clients, o, b, a))
+    n = triton.next_power_of_2(b)
+    m = min(triton.next_power_of_2(a), max(16, _TURNED // n))
+    with torch.cuda.device_of(x):
+        _turn[(clients * o * triton.cdiv(a, m),)](x, out, a, b, m, n, num_warps=4)
+    return out
+
+
+@turn.register_fake
+def _(x):
+    return x.new_empty((*x.shape[:2], x.shape[3], x.shape[2]))
 
 
 def _split(x: Tensor, gy: Tensor, size: Sequence[int], tile: Sequence[int]) -> Pair:
@@ -342,6 +387,17 @@ def _channels_last(x: Tensor) -> Tensor:
     if x.stride(0) == 0:
         return x[:1].contiguous().expand(x.shape)
     return x.contiguous()
+
+
+def _taps_first(w: Tensor) -> Tensor:
+    """w [clients, o, c, kh, kw] as [clients, o, kh, kw, c], dense as above."""
+    last = w.permute(0, 1, 3, 4, 2)
+    if last[0].is_contiguous():
+        return last
+    if w.stride(0) == 0:
+        return _taps_first(w[:1].contiguous()).expand(last.shape)
+    out: Tensor = turn(w.contiguous().flatten(3))
+    return out.reshape(last.shape)
 
 
 def _precision() -> str:
