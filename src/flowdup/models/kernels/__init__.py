@@ -7,7 +7,7 @@ from flowdup.models.kernels.convolution import (
     output_size,
     weight_gradient,
 )
-from flowdup.models.kernels.normalization import moments, slopes
+from flowdup.models.kernels.normalization import moments, norm_gradient
 from flowdup.models.kernels.pooling import unpool
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "conv",
     "input_gradient",
     "moments",
+    "norm_gradient",
     "output_size",
-    "slopes",
     "unpool",
     "weight_gradient",
 ]

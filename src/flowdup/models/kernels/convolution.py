@@ -8,8 +8,9 @@ run of memory.  Inside a client a product is
     weight gradient  [kh kw c, n oh ow] x [n oh ow, o]
 
 with float32 sums of TF32 (or float32, as `torch.backends.cudnn.conv.fp32_precision` says) or
-bfloat16 products.  Weights lie tap by tap, [o, kh, kw, c]; `turn` brings them into that order.  Blocks follow from shapes alone and no sum is atomic, so the same shapes on the
-same device give the same bits.
+bfloat16 products.  Weights lie tap by tap, [o, kh, kw, c]; `turn` brings them into that order.
+Blocks follow from shapes alone and no sum is atomic, so the same shapes on the same device give the
+same bits.
 """
 # mypy: disable-error-code="import-not-found,import-untyped"
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -284,7 +285,8 @@ def gather(
         _gather[(programs,)](
             x, w, b, out, n, x.stride(0), w.stride(0), b.stride(0),
             c, height, width, o, *size, *kernel, *stride, *padding,
-            w.stride(1), w.stride(3), w.stride(4), back, bias is not None, _precision(), m, columns, k, num_warps=warps, num_stages=stages,
+            w.stride(1), w.stride(3), w.stride(4), back, bias is not None, _precision(),
+            m, columns, k, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out
 
@@ -359,9 +361,11 @@ def _split(x: Tensor, gy: Tensor, size: Sequence[int], tile: Sequence[int]) -> P
 
 
 def _gather_tile(rows: int, o: int, c: int, kernel: Pair, dtype: torch.dtype) -> Tile:
-    """128 rows, all channels up to 128, and a depth that stays inside a tap where c allows it."""
+    """128 rows, all channels up to 128 (256), and a depth that stays inside a tap where it can."""
     n = min(128, max(16, triton.next_power_of_2(o)))
     deep = dtype == torch.bfloat16 and c % 64 == 0
+    if deep and o % 256 == 0:
+        return Tile(128, 256, 64, warps=8, stages=4)
     depth = kernel[0] * kernel[1] * c
     k = 64 if deep else 32
     if c % 32 != 0 and 0 < depth % 32 <= 16:
@@ -374,7 +378,8 @@ def _correlate_tile(rows: int, o: int, c: int, dtype: torch.dtype) -> Tile:
     m = 64 if c == 64 else min(128, max(16, triton.next_power_of_2(rows)))
     n = min(128, max(16, triton.next_power_of_2(o)))
     if dtype == torch.bfloat16:
-        return Tile(m, n, 64, warps=8 if m * n == 128 * 128 else 4)
+        n = 256 if m == 128 and o % 256 == 0 else n
+        return Tile(m, n, 64, warps=8 if m * n >= 128 * 128 else 4)
     small = 2 if c >= 32 else 4  # warps: two multiply TF32 without a transposed copy
     return Tile(min(m, 64) if c >= 32 else m, min(n, 64), 32, small, 3 if c >= 32 else 2)
 

@@ -1,4 +1,4 @@
-"""A Triton kernel: what GroupNorm needs to know of an image, channels last, in one pass."""
+"""Triton kernels: GroupNorm's statistics of an image, channels last, and its gradient."""
 # mypy: disable-error-code="import-not-found,import-untyped"
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 2048  # pixels times channels that a program reads at once
+_BLOCK = 16384  # pixels times channels that a program has in its registers
+_SECTOR = 32  # bytes of a pixel that are read together
 
 
 @triton.jit
@@ -20,82 +21,120 @@ def _group_mean(sums, area, C: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def _norm(
-    gy, x, w, out, pixels, eps,
-    C: tl.constexpr, G: tl.constexpr, BACK: tl.constexpr, P: tl.constexpr,
+    gy, x, w, gx, out, pixels, images, eps,
+    ALL: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BACK: tl.constexpr, P: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One image: mean and 1 / sqrt(variance + eps) of every channel's group; backward, what
-    `normalization.Slopes` says.  gy and x [images, pixels, C]; w [images, C];
-    out [images, C, 2 or 5]
+    """C of an image's channels, G groups: every channel's mean and 1 / sqrt(variance + eps);
+    backward, what `normalization.Gradient` says.  If the image is one WHOLE block of pixels, it is
+    read once.
+    gy, x and gx [., pixels, ALL]; w [., ALL], a row for so many `images`; out [., ALL, 2]
     """
-    image = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, C)
-    tile_x = tl.zeros((P, C), tl.float32)
-    tile_xx = tl.zeros((P, C), tl.float32)
-    tile_g = tl.zeros((P, C), tl.float32)
-    tile_gx = tl.zeros((P, C), tl.float32)
-    for start in range(0, pixels, P):
-        p = start + tl.arange(0, P)
-        place = (image * pixels + p)[:, None] * C + c[None, :]
-        here = (p < pixels)[:, None]
-        value = tl.load(x + place, here, other=0.0).to(tl.float32)
-        tile_x += value
-        tile_xx += value * value
-        if BACK:
-            gradient = tl.load(gy + place, here, other=0.0).to(tl.float32)
-            tile_g += gradient
-            tile_gx += gradient * value
-    sum_x, sum_xx = tl.sum(tile_x, 0), tl.sum(tile_xx, 0)
-    sum_g, sum_gx = tl.sum(tile_g, 0), tl.sum(tile_gx, 0)
-    area = pixels * (C // G)
-    mean = _group_mean(sum_x, area, C, G)
-    variance = tl.maximum(_group_mean(sum_xx, area, C, G) - mean * mean, 0.0)
-    s = 1.0 / tl.sqrt(variance + eps)
+    image = (tl.program_id(0) // (ALL // C)).to(tl.int64)
+    c = tl.program_id(0) % (ALL // C) * C + tl.arange(0, C)
+    p = tl.arange(0, P)
+    place = (image * pixels + p)[:, None] * ALL + c[None, :]
+    value = tl.load(x + place, (p < pixels)[:, None], other=0.0).to(tl.float32)
+    tile_x, tile_xx = value, value * value
     if BACK:
-        weight = tl.load(w + image * C + c).to(tl.float32)
-        along = s * (sum_gx - mean * sum_g)
-        a = _group_mean(weight * sum_g, area, C, G)
-        q = s * s * _group_mean(weight * along, area, C, G)
-        out += (image * C + c) * 5
-        tl.store(out, s * weight)
-        tl.store(out + 1, q)
-        tl.store(out + 2, mean * q - s * a)
-        tl.store(out + 3, along)
-        tl.store(out + 4, sum_g)
+        gradient = tl.load(gy + place, (p < pixels)[:, None], other=0.0).to(tl.float32)
+        tile_g, tile_gx = gradient, gradient * value
+    if not WHOLE:
+        for start in range(P, pixels, P):
+            here = (start + p < pixels)[:, None]
+            more = tl.load(x + place + start * ALL, here, other=0.0).to(tl.float32)
+            tile_x += more
+            tile_xx += more * more
+            if BACK:
+                slope = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
+                tile_g += slope
+                tile_gx += slope * more
+    area = pixels * (C // G)
+    mean = _group_mean(tl.sum(tile_x, 0), area, C, G)
+    square = _group_mean(tl.sum(tile_xx, 0), area, C, G)
+    s = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
+    out += (image * ALL + c) * 2
+    if BACK:
+        sum_g = tl.sum(tile_g, 0)
+        along = s * (tl.sum(tile_gx, 0) - mean * sum_g)
+        tl.store(out, along)
+        tl.store(out + 1, sum_g)
+        weight = tl.load(w + image // images * ALL + c).to(tl.float32)
+        a = s * _group_mean(weight * sum_g, area, C, G)
+        b = s * s * _group_mean(weight * along, area, C, G)
+        a, b, weight = (a - b * mean)[None, :], b[None, :], (weight * s)[None, :]
+        found = weight * gradient - a - b * value
+        tl.store(gx + place, found.to(gx.dtype.element_ty), (p < pixels)[:, None])
+        if not WHOLE:
+            for start in range(P, pixels, P):
+                here = (start + p < pixels)[:, None]
+                more = tl.load(x + place + start * ALL, here, other=0.0).to(tl.float32)
+                slope = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
+                found = weight * slope - a - b * more
+                tl.store(gx + place + start * ALL, found.to(gx.dtype.element_ty), here)
     else:
-        out += (image * C + c) * 2
         tl.store(out, mean)
         tl.store(out + 1, s)
 
 
 def moments(x: Tensor, groups: int, eps: float) -> Tensor:
     """x [n, c, h, w] -> [n, c, 2]; c and groups are powers of two."""
-    x = x.permute(0, 2, 3, 1).contiguous()
-    out: Tensor = norm(x, None, None, groups, eps)
+    out: Tensor = statistics(_channels_last(x), groups, eps)
     return out
 
 
-def slopes(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> Tensor:
-    """gy and x [n, c, h, w], w [c] or [n, c] -> [n, c, 5]."""
-    gy, x = (t.permute(0, 2, 3, 1).contiguous() for t in (gy, x))
-    out: Tensor = norm(x, gy, w.expand(x.shape[0], -1).contiguous(), groups, eps)
+def norm_gradient(
+    gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """gy and x [n, c, h, w], w [rows, c] -> [n, c, h, w] and [n, c, 2]."""
+    gx, sums = gradient(_channels_last(gy), _channels_last(x), w.contiguous(), groups, eps)
+    return gx.permute(0, 3, 1, 2), sums
+
+
+@torch.library.custom_op("flowdup::norm_statistics", mutates_args=())
+def statistics(x: Tensor, groups: int, eps: float) -> Tensor:
+    """x [n, h, w, c] -> [n, c, 2]."""
+    out = _sums(x)
+    _launch(x, x, x, x, out, groups, eps, False)
     return out
 
 
-@torch.library.custom_op("flowdup::norm", mutates_args=())
-def norm(x: Tensor, gy: Tensor | None, w: Tensor | None, groups: int, eps: float) -> Tensor:
-    """x and gy [n, h, w, c], w [n, c] -> [n, c, 5], without gy [n, c, 2]."""
+@statistics.register_fake
+def _(x, groups, eps):
+    return _sums(x)
+
+
+@torch.library.custom_op("flowdup::norm_gradient", mutates_args=())
+def gradient(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """gy and x [n, h, w, c], w [rows, c] -> [n, h, w, c] and [n, c, 2]."""
+    gx, out = torch.empty_like(x), _sums(x)
+    _launch(gy, x, w, gx, out, groups, eps, True)
+    return gx, out
+
+
+@gradient.register_fake
+def _(gy, x, w, groups, eps):
+    return torch.empty_like(x), _sums(x)
+
+
+def _launch(gy, x, w, gx, out, groups, eps, back) -> None:
     n, height, width, c = x.shape
-    back = gy is not None
-    out = x.new_empty((n, c, 5 if back else 2), dtype=torch.float32)
-    block = max(1, min(triton.next_power_of_2(height * width), _TILE // c))
+    pixels = height * width
+    rows = triton.next_power_of_2(pixels)
+    least = max(c // groups, min(c, _SECTOR // x.element_size()))
+    share = max(least, min(c, _BLOCK // rows))  # channels of one program
+    block = min(rows, max(1, _BLOCK // share))
     with torch.cuda.device_of(x):
-        _norm[(n,)](
-            gy if back else x, x, w if back else x, out, height * width, eps,
-            c, groups, back, block, num_warps=4,
+        _norm[(n * c // share,)](
+            gy, x, w, gx, out, pixels, n // w.shape[0], eps,
+            c, share, share * groups // c, back, block, block >= pixels,
+            num_warps=max(1, min(16, block * share // 1024)),
         )  # fmt: skip
-    return out
 
 
-@norm.register_fake
-def _(x, gy, w, groups, eps):
-    return x.new_empty((x.shape[0], x.shape[3], 2 if gy is None else 5), dtype=torch.float32)
+def _sums(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[3], 2), dtype=torch.float32)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).contiguous()
