@@ -135,7 +135,10 @@ class InputSpec:
 
 
 class Reader(nn.Module):
-    """How networks read stored inputs [n, *shape]: one product and one sum per channel."""
+    """How networks read stored inputs [n, *shape]: one product and one sum per channel.
+
+    For images that lie pixel by pixel the numbers do so, too, which makes one long loop of it.
+    """
 
     scale: Tensor
     shift: Tensor
@@ -147,11 +150,19 @@ class Reader(nn.Module):
         per_channel = (-1, *(1 for _ in inputs.shape[1:]))
         scale = torch.tensor([unit / s for s in std]).reshape(per_channel)
         shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).reshape(per_channel)
+        if len(inputs.shape) == 3:
+            scale, shift = (
+                t.expand(inputs.shape).movedim(0, -1).contiguous().movedim(-1, 0)
+                for t in (scale, shift)
+            )
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.to(self.scale.device, self.scale.dtype) * self.scale + self.shift
+        scale, shift = self.scale, self.shift
+        if scale.ndim == 3 and x.is_contiguous():  # channel by channel
+            scale, shift = scale[:, :1, :1], shift[:, :1, :1]
+        return x.to(scale.device, scale.dtype) * scale + shift
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 16384  # pixels times channels that a program has in its registers
+_WHOLE = 4096  # pixels times channels that a program keeps in its registers, if that is all
+_BLOCK = 2048  # those it reads at once, if not
 _SECTOR = 32  # bytes of a pixel that are read together
+_WARPS = 4
 
 
 @triton.jit
@@ -19,7 +21,7 @@ def _group_mean(sums, area, C: tl.constexpr, G: tl.constexpr):
     return tl.reshape(tl.broadcast_to(mean[:, None], (G, C // G)), (C,))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 def _norm(
     gy, x, w, gx, out, pixels, images, eps,
     ALL: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BACK: tl.constexpr, P: tl.constexpr,
@@ -34,11 +36,13 @@ def _norm(
     c = tl.program_id(0) % (ALL // C) * C + tl.arange(0, C)
     p = tl.arange(0, P)
     place = (image * pixels + p)[:, None] * ALL + c[None, :]
-    value = tl.load(x + place, (p < pixels)[:, None], other=0.0).to(tl.float32)
-    tile_x, tile_xx = value, value * value
+    value = tl.load(x + place, (p < pixels)[:, None], other=0.0)
+    tile_x = value.to(tl.float32)
+    tile_xx = tile_x * tile_x
     if BACK:
-        gradient = tl.load(gy + place, (p < pixels)[:, None], other=0.0).to(tl.float32)
-        tile_g, tile_gx = gradient, gradient * value
+        slope = tl.load(gy + place, (p < pixels)[:, None], other=0.0)
+        tile_g = slope.to(tl.float32)
+        tile_gx = tile_g * tile_x
     if not WHOLE:
         for start in range(P, pixels, P):
             here = (start + p < pixels)[:, None]
@@ -46,32 +50,32 @@ def _norm(
             tile_x += more
             tile_xx += more * more
             if BACK:
-                slope = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
-                tile_g += slope
-                tile_gx += slope * more
+                steep = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
+                tile_g += steep
+                tile_gx += steep * more
     area = pixels * (C // G)
     mean = _group_mean(tl.sum(tile_x, 0), area, C, G)
     square = _group_mean(tl.sum(tile_xx, 0), area, C, G)
     s = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
     out += (image * ALL + c) * 2
     if BACK:
-        sum_g = tl.sum(tile_g, 0)
-        along = s * (tl.sum(tile_gx, 0) - mean * sum_g)
-        tl.store(out, along)
-        tl.store(out + 1, sum_g)
         weight = tl.load(w + image // images * ALL + c).to(tl.float32)
-        a = s * _group_mean(weight * sum_g, area, C, G)
-        b = s * s * _group_mean(weight * along, area, C, G)
-        a, b, weight = (a - b * mean)[None, :], b[None, :], (weight * s)[None, :]
-        found = weight * gradient - a - b * value
+        sum_g, sum_gx = tl.sum(tile_g, 0), tl.sum(tile_gx, 0)
+        a = _group_mean(weight * sum_g, area, C, G)
+        b = s * s * s * (_group_mean(weight * sum_gx, area, C, G) - mean * a)
+        a = (s * a - b * mean)[None, :]
+        b, weight = b[None, :], (weight * s)[None, :]
+        found = weight * slope.to(tl.float32) - a - b * value.to(tl.float32)
         tl.store(gx + place, found.to(gx.dtype.element_ty), (p < pixels)[:, None])
         if not WHOLE:
             for start in range(P, pixels, P):
                 here = (start + p < pixels)[:, None]
                 more = tl.load(x + place + start * ALL, here, other=0.0).to(tl.float32)
-                slope = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
-                found = weight * slope - a - b * more
+                steep = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
+                found = weight * steep - a - b * more
                 tl.store(gx + place + start * ALL, found.to(gx.dtype.element_ty), here)
+        tl.store(out, s * (sum_gx - mean * sum_g))
+        tl.store(out + 1, sum_g)
     else:
         tl.store(out, mean)
         tl.store(out + 1, s)
@@ -121,14 +125,14 @@ def _launch(gy, x, w, gx, out, groups, eps, back) -> None:
     n, height, width, c = x.shape
     pixels = height * width
     rows = triton.next_power_of_2(pixels)
-    least = max(c // groups, min(c, _SECTOR // x.element_size()))
-    share = max(least, min(c, _BLOCK // rows))  # channels of one program
-    block = min(rows, max(1, _BLOCK // share))
+    share = max(c // groups, min(c, _SECTOR // x.element_size()))  # channels of one program
+    whole = rows * share <= _WHOLE
+    share = max(share, min(c, _WHOLE // rows)) if whole else share
+    block = rows if whole else max(1, _BLOCK // share)
     with torch.cuda.device_of(x):
         _norm[(n * c // share,)](
             gy, x, w, gx, out, pixels, n // w.shape[0], eps,
-            c, share, share * groups // c, back, block, block >= pixels,
-            num_warps=max(1, min(16, block * share // 1024)),
+            c, share, share * groups // c, back, block, block >= pixels, num_warps=_WARPS,
         )  # fmt: skip
 
 
