@@ -39,6 +39,8 @@ PERSONALIZERS: Contenders = {
     "h1 forward": ("personalize", "h1"),
     "personalize": ("personalize", "weights"),
     "personalize, predict": ("personalize", "prediction"),
+    "personalizer": ("personalize", "traced"),
+    "personalizer, predict": ("personalize", "traced-prediction"),
     "Federation.personalize": ("personalize", "module"),
     "Federation.personalize, predict": ("personalize", "module-prediction"),
 }

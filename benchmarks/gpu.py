@@ -11,7 +11,8 @@ fails is reported and the others go on; results are written after each work.
 The machine's own torch is used.  Where nothing can be installed, `make peers` on another machine
 makes `benchmarks/peers` (pfl and what it imports, pure Python); take it along, and `make bench-gpu`
 finds it, as does `PYTHONPATH=src:benchmarks/peers python3 benchmarks/gpu.py`.  FLOWDUP_DATA names
-the folder with CIFAR-10 for the whole run, FLOWDUP_COMMIT the commit where there is no history.
+the folder with CIFAR-10 for the whole run, which is in bf16, and FLOWDUP_COMMIT the commit where
+there is no history.
 `python benchmarks/chart.py benchmarks/results/gpu.json docs/bench-gpu.png` draws, anywhere.
 """
 
@@ -32,7 +33,7 @@ CONTENDERS: Contenders = {
     **{name: SIMULATORS[name] for name in ("pfl", "flower actors", "loop")},
 }
 LARGE = {name: CONTENDERS[name] for name in ("flowdup", "flowdup bf16", "pfl")}
-STEPS = {n: PERSONALIZERS[n] for n in ("h1 forward", "personalize", "personalize, predict")}
+STEPS = {name: c for name, c in PERSONALIZERS.items() if "Federation" not in name}
 PLAN = Plan(warm_up=3, rounds=20, seconds=1.0, each=False)
 FLOWDUP = Work("flowdup", clients=200, cohort=100, lr=5e-4)
 MATCHES = {
@@ -65,7 +66,8 @@ def main() -> None:
 def whole(chosen: Namespace) -> Iterator[list[Result]]:
     if WHOLE in chosen.works:
         preset = "digits" if chosen.tiny else "class-partitioned-cifar10"
-        settings = [f"server.rounds={chosen.rounds}", "run.evaluate_every=50"]
+        rounds = f"server.rounds={chosen.rounds}"
+        settings = [rounds, "run.evaluate_every=50", "engine.precision=bf16"]
         few = ["server.rounds=3", "data.train_clients=20", "data.validation_clients=5"]
         yield whole_run(WHOLE, preset, few if chosen.tiny else settings, chosen.device)
 

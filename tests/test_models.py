@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from flowdup.data.clients import InputSpec
 from flowdup.errors import ConfigError
 from flowdup.models import Network, build_network, register_model
 from flowdup.random import Stream
@@ -129,3 +130,14 @@ def test_images_too_small_for_a_cnn_are_refused() -> None:
         build_network("cnn", (1, 8, 8), 10, read)
     with pytest.raises(ConfigError, match="reads images"):
         build_network("cnn", (12,), 10, read)
+
+
+def test_images_are_read_to_the_same_bits_however_they_lie() -> None:
+    spec = InputSpec((3, 4, 5), "uint8", 2, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    x = torch.arange(120, dtype=torch.uint8).reshape(2, 3, 4, 5)
+    wanted = (x / 255 - torch.tensor(spec.mean)[:, None, None]) / torch.tensor(spec.std)[
+        :, None, None
+    ]
+    found = spec.reader()(x)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert torch.equal(spec.reader()(x.contiguous(memory_format=torch.channels_last)), found)

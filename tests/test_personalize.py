@@ -55,6 +55,18 @@ def test_a_model_is_the_networks_at_theta_0_plus_p_v(run: Path) -> None:
     assert torch.allclose(model(x), federation.method.f(weights, x), atol=1e-6)
 
 
+def test_a_personalizer_for_many_clients_of_one_size_gives_their_weights(run: Path) -> None:
+    federation = flowdup.load(run)
+    make = federation.personalizer(client(30, 7).x)
+    for number in (30, 33):
+        x = client(number, 7).x
+        own = dict(federation.personalize(x).module.named_parameters())
+        for name, weight in make(x.numpy()).items():
+            assert torch.allclose(weight, own[name], atol=1e-6)
+    with pytest.raises(DataError, match=r"for inputs \[7, .* not \[8, .*: make another"):
+        make(client(30, 8).x)
+
+
 def test_the_order_of_points_does_not_matter_and_arrays_serve_as_well(run: Path) -> None:
     federation, x = flowdup.load(run), client(31, 9).x
     a, b = federation.personalize(x), federation.personalize(x.flip(0).numpy())

@@ -163,3 +163,16 @@ def test_a_dense_expansion_that_cannot_fit_is_refused_before_it_is_made() -> Non
         Subspace(SubspaceConfig("dense", 10_000), net, Stream(0))
     assert tracemalloc.get_traced_memory()[1] < 100e6
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["dense", "kronecker", "hashed"])
+def test_an_expansion_in_bfloat16_moves_weights_like_one_in_float32(kind: str) -> None:
+    net, torch_v = network(30, 20), torch.randn(50, generator=torch.Generator().manual_seed(0))
+    config = SubspaceConfig(kind, 50)
+    exact, coarse = (
+        Subspace(config, net, STREAM, compute=dtype) for dtype in (None, torch.bfloat16)
+    )
+    assert exact.fingerprint == coarse.fingerprint
+    a, b = flat(exact(torch_v)), flat(coarse(torch_v))
+    assert a.dtype == b.dtype == torch.float32
+    assert (a - b).norm() < 0.01 * (a - exact.theta_0).norm()

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
 from flowdup.data.clients import ClientData, InputSpec
+from flowdup.engines.program import Traced
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts
@@ -90,8 +92,28 @@ class Federation:
     def personalize(self, x: Inputs) -> PersonalModel:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
         x = _checked(self.spec.inputs, x)
-        weights = self.method.personalize(self.psi, x, torch.ones(x.shape[0]))
+        weights = self.method.personalize(self.psi, x, _present(x))
         return PersonalModel(self.spec.model, self.spec.inputs, weights)
+
+    def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
+        """For many clients with inputs shaped like x: a function from theirs to their models'
+        weights, traced once and free of Python's work between operations.
+        """
+        example = _checked(self.spec.inputs, x)
+        present = _present(example)
+        program = Traced(self.method.personalize, self.psi, example, present)
+
+        def weights(x: Inputs) -> Weights:
+            x = _checked(self.spec.inputs, x)
+            if x.shape != example.shape:
+                raise DataError(
+                    f"this personalizer is for inputs {list(example.shape)}, not {list(x.shape)}: "
+                    "make another"
+                )
+            found: Weights = program(self.psi, x, present)
+            return found
+
+        return weights
 
     @torch.no_grad()
     def embedding(self, x: Inputs) -> Tensor:
@@ -104,7 +126,7 @@ class Federation:
                 f"method '{name}' has no embedding of clients: train {' or '.join(able)}"
             )
         x = _checked(self.spec.inputs, x)
-        r: Tensor = embed(self.psi, x, torch.ones(x.shape[0]))
+        r: Tensor = embed(self.psi, x, _present(x))
         return r
 
 
@@ -118,6 +140,10 @@ def load(folder: str | Path) -> Federation:
     spec.check(method)
     psi = {n: p.float() for n, p in state.psi.items()}
     return Federation(spec, method, psi, state.round)
+
+
+def _present(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[0], device=x.device)
 
 
 def _checked(inputs: InputSpec, x: Inputs) -> Tensor:

@@ -123,11 +123,13 @@ def _lift_constants(traced: GraphModule) -> list[Tensor]:
 
 
 def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
-    """Compiled by torch and, in a thread besides, our own kernels (`models/kernels`) by Triton."""
+    """Compiled by torch; a thread besides has Triton compile our own kernels (`models/kernels`) and
+    libraries load theirs.
+    """
     from torch._inductor import standalone_compile  # noqa: PLC0415
 
     with ThreadPoolExecutor(1) as pool:
-        kernels = pool.submit(_try_kernels, traced)
+        kernels = pool.submit(_try_kernels, traced, tensors)
         program: Callable[..., Any] = standalone_compile(
             traced,
             [*tensors],
@@ -139,13 +141,16 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
 
 
 @torch.no_grad()
-def _try_kernels(traced: GraphModule) -> None:
-    """Run each of our operations once, on whatever lies in memory."""
-    known = set()
-    for node in traced.graph.nodes:
-        if getattr(node.target, "namespace", "") != "flowdup":
+def _try_kernels(traced: GraphModule, tensors: list[Tensor]) -> None:
+    """Run each operation that torch's compiler does not write itself, on whatever memory holds."""
+    graph, known = traced.graph, set()
+    inputs = dict(zip(graph.find_nodes(op="placeholder"), tensors, strict=True))
+    products = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
+    for node in graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet not in products and getattr(node.target, "namespace", "") != "flowdup":
             continue
-        given = tree_map_only(Node, lambda n: n.meta["val"], node.args)
+        given = tree_map_only(Node, lambda n: inputs.get(n, n.meta.get("val")), node.args)
         sort = tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), given)
         if (key := repr((node.target, sort))) not in known:
             known.add(key)

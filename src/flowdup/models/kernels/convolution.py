@@ -379,7 +379,8 @@ def _correlate_tile(rows: int, o: int, c: int, dtype: torch.dtype) -> Tile:
     n = min(128, max(16, triton.next_power_of_2(o)))
     if dtype == torch.bfloat16:
         n = 256 if m == 128 and o % 256 == 0 else n
-        return Tile(m, n, 64, warps=8 if m * n >= 128 * 128 else 4)
+        large = m * n >= 128 * 128
+        return Tile(m, n, 64, warps=8 if large else 4, stages=3 if large else 4)
     small = 2 if c >= 32 else 4  # warps: two multiply TF32 without a transposed copy
     return Tile(min(m, 64) if c >= 32 else m, min(n, 64), 32, small, 3 if c >= 32 else 2)
 

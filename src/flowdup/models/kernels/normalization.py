@@ -7,10 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WHOLE = 4096  # pixels times channels that a program keeps in its registers, if that is all
-_BLOCK = 2048  # those it reads at once, if not
+_BLOCK = 4096  # pixels times channels that a program has in its registers
 _SECTOR = 32  # bytes of a pixel that are read together
-_WARPS = 4
 
 
 @triton.jit
@@ -125,14 +123,14 @@ def _launch(gy, x, w, gx, out, groups, eps, back) -> None:
     n, height, width, c = x.shape
     pixels = height * width
     rows = triton.next_power_of_2(pixels)
-    share = max(c // groups, min(c, _SECTOR // x.element_size()))  # channels of one program
-    whole = rows * share <= _WHOLE
-    share = max(share, min(c, _WHOLE // rows)) if whole else share
+    group, few = c // groups, _SECTOR // x.element_size()
+    whole = rows * max(group, min(c, few)) <= _BLOCK
+    share = max(group, min(c, _BLOCK // rows if whole else 2 * few))  # channels of one program
     block = rows if whole else max(1, _BLOCK // share)
     with torch.cuda.device_of(x):
         _norm[(n * c // share,)](
             gy, x, w, gx, out, pixels, n // w.shape[0], eps,
-            c, share, share * groups // c, back, block, block >= pixels, num_warps=_WARPS,
+            c, share, share * groups // c, back, block, whole, num_warps=2 if whole else 8,
         )  # fmt: skip
 
 

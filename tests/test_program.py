@@ -1,0 +1,58 @@
+"""Steps traced and run without Python give what they give as they are written."""
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from flowdup.engines.program import Traced
+
+
+def both(function, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+    found, wanted = Traced(function, *arguments)(*arguments), function(*arguments)
+    assert type(found) is type(wanted)
+    pairs = zip(*(torch.utils._pytree.tree_leaves(t) for t in (found, wanted)), strict=True)
+    for own, other in pairs:
+        assert own.dtype == other.dtype
+        assert torch.equal(own, other)
+
+
+def test_gradients_inside_vmap_and_dictionaries_in_and_out() -> None:
+    def step(state: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+        def loss(w: Tensor, x: Tensor) -> Tensor:
+            return torch.nn.functional.layer_norm((x @ w).relu(), (4,)).square().mean()
+
+        found = vmap(grad(loss))(state["w"], x)
+        return {"w": state["w"] - 0.1 * found, "total": found.sum(0)}
+
+    torch.manual_seed(0)
+    both(step, {"w": torch.randn(3, 5, 4)}, torch.randn(3, 6, 5))
+
+
+def test_arguments_of_every_kind() -> None:
+    held = torch.arange(3.0)
+
+    def step(x: Tensor) -> list[Tensor]:
+        first, rest = torch.split(x.flatten(), [2, x.numel() - 2])
+        values, places = x.max(1)
+        return [
+            x.new_zeros(()),
+            x.new_full((), float("inf")).clamp(max=1e-7),
+            x.to(torch.float64, memory_format=torch.contiguous_format),
+            torch.nn.functional.conv2d(x[None, None], x[None, None, :2, :2], padding=1),
+            x.sum((0, 1), keepdim=True) + held[:, None],
+            torch.where(x > 0, x, -1.0),
+            first / rest.norm(),
+            values,
+            places,
+        ]
+
+    torch.manual_seed(0)
+    both(step, torch.randn(4, 3))
+
+
+def test_constants_are_read_when_it_runs() -> None:
+    """A pool may be refilled between two steps."""
+    held = torch.ones(2)
+    program = Traced(lambda x: x + held, torch.zeros(2))
+    held += 1
+    assert program(torch.zeros(2)).tolist() == [2, 2]
