@@ -15,7 +15,7 @@ from triton.runtime import interpreter
 from flowdup.models import build_network, kernels
 from flowdup.models.cohort import ordinary
 from flowdup.models.convolution import conv
-from flowdup.models.normalization import _gradient, _moments
+from flowdup.models.normalization import _affine, _gradient
 from flowdup.random import Stream
 
 LAYERS = [  # c, o, (h, w), kernel, stride, padding, n
@@ -175,23 +175,21 @@ def poolings() -> None:
 
 
 def norms() -> None:
-    for n, c, h, w, groups in (
-        (3, 8, 4, 5, 4),
-        (2, 64, 7, 7, 32),
-        (1, 512, 2, 2, 32),
-        (2, 32, 35, 35, 1),
-    ):
+    """An image in one block or several, a program with some channels or all."""
+    sizes = [(3, 8, 4, 5, 4), (2, 64, 7, 7, 32), (1, 512, 2, 2, 32), (2, 32, 35, 35, 1)]
+    for n, c, h, w, groups in sizes:
         gy, x = torch.randn(2, n, c, h, w)
-        weight = torch.randn(n if n % 2 else n // 2, c)  # a row for each image, or for two
-        exact = [t.double() for t in (gy, x, weight)]
+        rows = torch.randn(2, n if n % 2 else n // 2, c)  # one for each image, or for two
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
-            told = [t.to(dtype) for t in (gy, x, weight)]
-            check(
-                kernels.moments(told[1], groups, 1e-5), _moments(exact[1], groups, 1e-5), tolerance
+            told = [t.to(dtype) for t in (gy, x, *rows)]
+            exact = [t.double() for t in told]
+            found = (
+                kernels.norm_affine(*told[1:], groups, 1e-5),
+                *kernels.norm_gradient(*told[:3], groups, 1e-5),
             )
-            found = kernels.norm_gradient(*told, groups, 1e-5)
-            for own, wanted in zip(found, _gradient(*exact, groups, 1e-5), strict=True):
-                check(own, wanted, tolerance)
+            wanted = (_affine(*exact[1:], groups, 1e-5), *_gradient(*exact[:3], groups, 1e-5))
+            for own, other in zip(found, wanted, strict=True):
+                check(own, other, tolerance)
 
 
 if __name__ == "__main__":

@@ -270,6 +270,12 @@ def test_many_numbers_are_a_scale_and_no_groups(tmp_path: Path) -> None:
     assert embedding_figure(x, [i / 7 for i in range(20)], "light", tmp_path / "figure") == {}
 
 
+def test_clients_without_a_trait_have_one_colour_and_no_legend(tmp_path: Path) -> None:
+    x, _ = separated(2, 3)
+    assert embedding_figure(x, [""] * 6, "", tmp_path / "figure") == {}
+    assert b"legend" not in (tmp_path / "figure.svg").read_bytes()
+
+
 def test_clients_that_look_alike_can_be_drawn(tmp_path: Path) -> None:
     x = np.ones((6, 8), dtype=np.float32)
     assert embedding_figure(x, [0, 1] * 3, "rotation", tmp_path / "figure") == {"silhouette": 0.0}

@@ -37,9 +37,8 @@ class GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
-        mean, s = apply(Moments, x, groups, eps).unbind(-1)
-        factor = s * w  # [n, c]
-        return (x * _pixels(factor) + _pixels(b - mean * factor)).to(x.dtype)
+        factor, shift = apply(Affine, x, w[None], b[None], groups, eps).unbind(-1)  # [n, c]
+        return (x * _pixels(factor) + _pixels(shift)).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -54,30 +53,31 @@ class GroupNorm(torch.autograd.Function):
         return gx, gw, gb, None, None
 
 
-class Moments(torch.autograd.Function):
-    """Moments.apply(x, groups, eps): mean and s of every channel's group.  # [n, c, 2]"""
+class Affine(torch.autograd.Function):
+    """Affine.apply(x, w [rows, c], b [rows, c], groups, eps): y = factor x + shift.  # [n, c, 2]
+
+    Each row of w and b belongs to as many images, side by side.  It is never differentiated:
+    `GroupNorm` has a gradient of its own.
+    """
 
     generate_vmap_rule = False
 
     @staticmethod
-    def forward(x: Tensor, groups: int, eps: float) -> Tensor:
+    def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
         kernels = _kernels(x, groups)
-        return kernels.moments(x, groups, eps) if kernels else _moments(x, groups, eps)
+        found: Tensor = (kernels.norm_affine if kernels else _affine)(x, w, b, groups, eps)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.groups, ctx.eps = inputs
-        ctx.save_for_backward(x)
+        pass
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        back = vjp(lambda x: _moments(x, ctx.groups, ctx.eps), *ctx.saved_tensors)[1]
-        return (*back(gradients[0]), None, None)
-
-    @staticmethod
-    def vmap(info: Any, dims: Dims, x: Tensor, groups: int, eps: float) -> tuple[Tensor, int]:
-        """Clients are more images."""
-        out = apply(Moments, _front(x, dims[0], info).flatten(0, 1), groups, eps)
+    def vmap(
+        info: Any, dims: Dims, x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float
+    ) -> tuple[Tensor, int]:
+        """Clients are more images and more rows."""
+        out = apply(Affine, *_together(info, dims, x, w, b), groups, eps)
         return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 
@@ -116,36 +116,52 @@ class Gradient(torch.autograd.Function):
         info: Any, dims: Dims, gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Clients are more images and more rows."""
-        told = zip((gy, x, w), dims, strict=False)
-        tensors = (_front(t, dim, info).flatten(0, 1) for t, dim in told)
+        tensors = _together(info, dims, gy, x, w)
         found = Gradient.apply(*tensors, groups, eps)  # type: ignore[no-untyped-call]
         gx, sums = (t.reshape(info.batch_size, -1, *t.shape[1:]) for t in found)
         return (gx, sums), (0, 0)
 
 
 def _kernels(x: Tensor, groups: int) -> Any:
-    """For powers of two: a program has all channels of an image."""
+    """For powers of two."""
     powers = all(n & (n - 1) == 0 for n in (x.shape[1], groups))
     return kernels_for(x) if powers else None
 
 
-def _front(x: Tensor, dim: int | None, info: Any) -> Tensor:
-    return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+def _together(info: Any, dims: Dims, *tensors: Tensor) -> list[Tensor]:
+    """The first dimension of all clients as one."""
+    fronts = (
+        x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(tensors, dims, strict=False)
+    )
+    return [x.flatten(0, 1) for x in fronts]
 
 
 def _pixels(numbers: Tensor) -> Tensor:
     return numbers[..., None, None]
 
 
-def _moments(x: Tensor, groups: int, eps: float) -> Tensor:
+def _rows(w: Tensor, x: Tensor) -> Tensor:
+    """That of every image."""  # [n, c]
+    return w[:, None].expand(-1, x.shape[0] // w.shape[0], -1).flatten(0, 1)
+
+
+def _moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """mean and s of every channel's group."""  # [n, c] both
     mean = _mean(_sums(x), x, groups)
     variance = _mean(_sums(x, x), x, groups) - mean.square()
-    return torch.stack([mean, torch.rsqrt(variance.clamp(min=0) + eps)], -1)
+    return mean, torch.rsqrt(variance.clamp(min=0) + eps)
+
+
+def _affine(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
+    mean, s = _moments(x, groups, eps)
+    factor = s * _rows(w, x)
+    return torch.stack([factor, _rows(b, x) - mean * factor], -1)
 
 
 def _gradient(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    w = w[:, None].expand(-1, x.shape[0] // w.shape[0], -1).flatten(0, 1)  # [n, c]
-    mean, s = _moments(x, groups, eps).unbind(-1)
+    w = _rows(w, x)
+    mean, s = _moments(x, groups, eps)
     gb = _sums(gy)
     gw = s * (_sums(gy, x) - mean * gb)
     a, b = (s * _mean(w * t, x, groups) for t in (gb, gw))

@@ -154,6 +154,8 @@ def _clean(ax: "Axes", caption: str) -> None:
 
 def _legend(figure: "Figure", ax: "Axes", groups: Sequence[Color], label: str) -> None:
     handles, names = ax.get_legend_handles_labels()
+    if not names:  # clients have no trait: one colour, and nothing to say about it
+        return
     title = _short(label)
     if len(groups) > MOST_LEGEND:
         title += f" ({MOST_LEGEND} of {len(groups)})"

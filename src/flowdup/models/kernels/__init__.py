@@ -7,14 +7,14 @@ from flowdup.models.kernels.convolution import (
     output_size,
     weight_gradient,
 )
-from flowdup.models.kernels.normalization import moments, norm_gradient
+from flowdup.models.kernels.normalization import norm_affine, norm_gradient
 from flowdup.models.kernels.pooling import unpool
 
 __all__ = [
     "Tile",
     "conv",
     "input_gradient",
-    "moments",
+    "norm_affine",
     "norm_gradient",
     "output_size",
     "unpool",

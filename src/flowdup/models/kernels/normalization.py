@@ -1,4 +1,4 @@
-"""Triton kernels: GroupNorm's statistics of an image, channels last, and its gradient."""
+"""Triton kernels: what GroupNorm makes of an image, channels last, and its gradient."""
 # mypy: disable-error-code="import-not-found,import-untyped"
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -21,14 +21,13 @@ def _group_mean(sums, area, C: tl.constexpr, G: tl.constexpr):
 
 @triton.jit(do_not_specialize=["images"])
 def _norm(
-    gy, x, w, gx, out, pixels, images, eps,
+    gy, x, w, b, gx, out, pixels, images, eps,
     ALL: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BACK: tl.constexpr, P: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """C of an image's channels, G groups: every channel's mean and 1 / sqrt(variance + eps);
-    backward, what `normalization.Gradient` says.  If the image is one WHOLE block of pixels, it is
-    read once.
-    gy, x and gx [., pixels, ALL]; w [., ALL], a row for so many `images`; out [., ALL, 2]
+    """C of an image's channels, G groups: what `normalization.Affine` says; backward, what
+    `normalization.Gradient` says.  If the image is one WHOLE block of pixels, it is read once.
+    gy, x and gx [., pixels, ALL]; w and b [., ALL], a row for so many `images`; out [., ALL, 2]
     """
     image = (tl.program_id(0) // (ALL // C)).to(tl.int64)
     c = tl.program_id(0) % (ALL // C) * C + tl.arange(0, C)
@@ -56,32 +55,33 @@ def _norm(
     square = _group_mean(tl.sum(tile_xx, 0), area, C, G)
     s = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
     out += (image * ALL + c) * 2
+    own = image // images * ALL + c
+    weight = tl.load(w + own).to(tl.float32)
     if BACK:
-        weight = tl.load(w + image // images * ALL + c).to(tl.float32)
         sum_g, sum_gx = tl.sum(tile_g, 0), tl.sum(tile_gx, 0)
-        a = _group_mean(weight * sum_g, area, C, G)
-        b = s * s * s * (_group_mean(weight * sum_gx, area, C, G) - mean * a)
-        a = (s * a - b * mean)[None, :]
-        b, weight = b[None, :], (weight * s)[None, :]
-        found = weight * slope.to(tl.float32) - a - b * value.to(tl.float32)
+        mean_g = _group_mean(weight * sum_g, area, C, G)
+        along = s * s * s * (_group_mean(weight * sum_gx, area, C, G) - mean * mean_g)
+        level = (s * mean_g - along * mean)[None, :]
+        along, weight = along[None, :], (weight * s)[None, :]
+        found = weight * slope.to(tl.float32) - level - along * value.to(tl.float32)
         tl.store(gx + place, found.to(gx.dtype.element_ty), (p < pixels)[:, None])
         if not WHOLE:
             for start in range(P, pixels, P):
                 here = (start + p < pixels)[:, None]
                 more = tl.load(x + place + start * ALL, here, other=0.0).to(tl.float32)
                 steep = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
-                found = weight * steep - a - b * more
+                found = weight * steep - level - along * more
                 tl.store(gx + place + start * ALL, found.to(gx.dtype.element_ty), here)
         tl.store(out, s * (sum_gx - mean * sum_g))
         tl.store(out + 1, sum_g)
     else:
-        tl.store(out, mean)
-        tl.store(out + 1, s)
+        tl.store(out, s * weight)
+        tl.store(out + 1, tl.load(b + own).to(tl.float32) - mean * s * weight)
 
 
-def moments(x: Tensor, groups: int, eps: float) -> Tensor:
-    """x [n, c, h, w] -> [n, c, 2]; c and groups are powers of two."""
-    out: Tensor = statistics(_channels_last(x), groups, eps)
+def norm_affine(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
+    """x [n, c, h, w], w and b [rows, c] -> [n, c, 2]; c and groups are powers of two."""
+    out: Tensor = affine(_channels_last(x), w.contiguous(), b.contiguous(), groups, eps)
     return out
 
 
@@ -93,16 +93,16 @@ def norm_gradient(
     return gx.permute(0, 3, 1, 2), sums
 
 
-@torch.library.custom_op("flowdup::norm_statistics", mutates_args=())
-def statistics(x: Tensor, groups: int, eps: float) -> Tensor:
-    """x [n, h, w, c] -> [n, c, 2]."""
+@torch.library.custom_op("flowdup::norm_affine", mutates_args=())
+def affine(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
+    """x [n, h, w, c], w and b [rows, c] -> [n, c, 2]."""
     out = _sums(x)
-    _launch(x, x, x, x, out, groups, eps, False)
+    _launch(x, x, w, b, x, out, groups, eps, False)
     return out
 
 
-@statistics.register_fake
-def _(x, groups, eps):
+@affine.register_fake
+def _(x, w, b, groups, eps):
     return _sums(x)
 
 
@@ -110,7 +110,7 @@ def _(x, groups, eps):
 def gradient(gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """gy and x [n, h, w, c], w [rows, c] -> [n, h, w, c] and [n, c, 2]."""
     gx, out = torch.empty_like(x), _sums(x)
-    _launch(gy, x, w, gx, out, groups, eps, True)
+    _launch(gy, x, w, w, gx, out, groups, eps, True)
     return gx, out
 
 
@@ -119,7 +119,7 @@ def _(gy, x, w, groups, eps):
     return torch.empty_like(x), _sums(x)
 
 
-def _launch(gy, x, w, gx, out, groups, eps, back) -> None:
+def _launch(gy, x, w, b, gx, out, groups, eps, back) -> None:
     n, height, width, c = x.shape
     pixels = height * width
     rows = triton.next_power_of_2(pixels)
@@ -129,7 +129,7 @@ def _launch(gy, x, w, gx, out, groups, eps, back) -> None:
     block = rows if whole else max(1, _BLOCK // share)
     with torch.cuda.device_of(x):
         _norm[(n * c // share,)](
-            gy, x, w, gx, out, pixels, n // w.shape[0], eps,
+            gy, x, w, b, gx, out, pixels, n // w.shape[0], eps,
             c, share, share * groups // c, back, block, whole, num_warps=2 if whole else 8,
         )  # fmt: skip
 
