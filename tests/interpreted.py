@@ -107,6 +107,20 @@ def layout() -> None:
         kernels.input_gradient(expanded.clone(), w, (6, 7), *how),
         1e-12,
     )
+    tall = torch.randn(2, 4, 5, 32).mT.unsqueeze(-1)  # kernels [5, 1], tap by tap already
+    picture = torch.randn(2, 3, 32, 7, 7)
+    check(
+        kernels.conv(picture, tall, None, (1, 1), (0, 0)),
+        torch.stack([conv2d(x, w) for x, w in zip(picture.double(), tall.double(), strict=True)]),
+        1e-6,
+    )
+    turned = torch.randn(1, 2, 300, 3, 3)  # more channels than a block, shared by all clients
+    many = torch.randn(2, 2, 300, 4, 4)
+    check(
+        kernels.conv(many, turned.expand(2, -1, -1, -1, -1), None, *how),
+        torch.stack([conv2d(x, turned[0].double(), None, *how) for x in many.double()]),
+        1e-5,
+    )
     wide = torch.randn(1, 40, 3, 9, 9)  # its 3240 pixels are summed by several programs
     gy = torch.randn(1, 40, 4, 9, 9)
     parts = kernels.weight_gradient(gy, wide, (3, 3), *how)

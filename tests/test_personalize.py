@@ -8,6 +8,7 @@ from small import METHODS, SPEC, client, population
 
 import flowdup
 from flowdup.config import Config, read_config
+from flowdup.data.clients import ClientData, InputSpec, Population
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.run import Simulation
 
@@ -65,6 +66,28 @@ def test_a_personalizer_for_many_clients_of_one_size_gives_their_weights(run: Pa
             assert torch.allclose(weight, own[name], atol=1e-6)
     with pytest.raises(DataError, match=r"for inputs \[7, .* not \[8, .*: make another"):
         make(client(30, 8).x)
+
+
+def test_a_personalizer_takes_what_personalize_takes(tmp_path: Path) -> None:
+    spec = InputSpec((3, 8, 8), "float32", 4)
+    clients = [ClientData(torch.rand(6, 3, 8, 8), torch.arange(6) % 4) for _ in range(4)]
+    people = Population(spec, clients, [], [])
+    list(flowdup.train_run(config(server={"rounds": 1, "cohort": 2}), tmp_path, population=people))
+    federation, x = flowdup.load(tmp_path), clients[0].x
+    make = federation.personalizer(x)
+    wanted = make(x)
+    for same in (x.double().numpy(), x.contiguous(memory_format=torch.channels_last)):
+        for name, weight in make(same).items():
+            assert torch.equal(weight, wanted[name])
+
+
+def test_weights_from_a_personalizer_are_not_psi_itself(tmp_path: Path) -> None:
+    list(flowdup.train_run(config(method={"name": "fedavg"}), tmp_path, population=population()))
+    federation, x = flowdup.load(tmp_path), client(30, 7).x
+    before = {n: p.clone() for n, p in federation.psi.items()}
+    for weight in federation.personalizer(x)(x).values():
+        weight.zero_()
+    assert all(torch.equal(p, before[n]) for n, p in federation.psi.items())
 
 
 def test_the_order_of_points_does_not_matter_and_arrays_serve_as_well(run: Path) -> None:

@@ -125,6 +125,15 @@ RECORDED = {
 }
 
 
+def test_the_bits_do_not_depend_on_torchs_default_type() -> None:
+    first = Subspace(SubspaceConfig("hashed", 6), network(), Stream(1)).fingerprint
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Subspace(SubspaceConfig("hashed", 6), network(), Stream(1)).fingerprint == first
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_the_bits_are_those_of_every_other_machine() -> None:
     """Recorded once: a change here breaks every checkpoint there is."""
     net = build_network("cnn-small", (1, 8, 8), 10, lambda x: x)
@@ -167,12 +176,12 @@ def test_a_dense_expansion_that_cannot_fit_is_refused_before_it_is_made() -> Non
 
 @pytest.mark.parametrize("kind", ["dense", "kronecker", "hashed"])
 def test_an_expansion_in_bfloat16_moves_weights_like_one_in_float32(kind: str) -> None:
-    net, torch_v = network(30, 20), torch.randn(50, generator=torch.Generator().manual_seed(0))
+    net, v = network(30, 20), torch.randn(50, generator=torch.Generator().manual_seed(0))
     config = SubspaceConfig(kind, 50)
     exact, coarse = (
         Subspace(config, net, STREAM, compute=dtype) for dtype in (None, torch.bfloat16)
     )
     assert exact.fingerprint == coarse.fingerprint
-    a, b = flat(exact(torch_v)), flat(coarse(torch_v))
+    a, b = flat(exact(v)), flat(coarse(v))
     assert a.dtype == b.dtype == torch.float32
-    assert (a - b).norm() < 0.01 * (a - exact.theta_0).norm()
+    assert (a - b).norm() <= (0.01 if kind == "kronecker" else 0) * (a - exact.theta_0).norm()

@@ -99,8 +99,8 @@ class Federation:
         """For many clients with inputs shaped like x: a function from theirs to their models'
         weights, traced once and free of Python's work between operations.
         """
-        example = _checked(self.spec.inputs, x)
-        present = _present(example)
+        example = _checked(self.spec.inputs, x).contiguous()
+        present, shared = _present(example), {p.data_ptr() for p in self.psi.values()}
         program = Traced(self.method.personalize, self.psi, example, present)
 
         def weights(x: Inputs) -> Weights:
@@ -110,8 +110,8 @@ class Federation:
                     f"this personalizer is for inputs {list(example.shape)}, not {list(x.shape)}: "
                     "make another"
                 )
-            found: Weights = program(self.psi, x, present)
-            return found
+            found: Weights = program(self.psi, x.to(example.dtype).contiguous(), present)
+            return {n: w.clone() if w.data_ptr() in shared else w for n, w in found.items()}
 
         return weights
 

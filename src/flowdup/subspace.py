@@ -43,10 +43,9 @@ class SubspaceConfig:
 
 
 class Expansion(Protocol):
-    """A linear map v [k] -> P v, before the row scale; numbers after the d-th are no weight's.
+    """A linear map v [k] -> P v, before the row scale; numbers after the d-th are no weight's."""
 
-    Products are made of v's dtype, signs being exact in each.
-    """
+    signs: tuple[str, ...] = ()  # its matrices of signs, exact in every dtype: multiplied in any
 
     def __call__(self, v: Tensor) -> Tensor: ...
 
@@ -55,7 +54,7 @@ class Expansion(Protocol):
         ...
 
 
-class Dense:
+class Dense(Expansion):
     """P_ij = sign / sqrt(d): the reference, for small d."""
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
@@ -67,13 +66,13 @@ class Dense:
         self.matrix = torch.from_numpy(stream.signs(d * k)).reshape(d, k) / math.sqrt(d)
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.matrix @ v.to(self.matrix.dtype)
+        return self.matrix @ v
 
     def tensors(self) -> list[Tensor]:
         return [self.matrix]
 
 
-class Kronecker:
+class Kronecker(Expansion):
     """P = (A (x) B) / sqrt(d), cut to d rows and k columns: two matrix products.
 
     The weights stand row by row in a grid [a, b] with a b >= d, the coordinates in a grid [m, n]
@@ -81,6 +80,8 @@ class Kronecker:
     Every weight is covered, whatever d and k.  Zeros fill A's and B's sides up to numbers that
     GPUs multiply fast.
     """
+
+    signs = ("left", "right")
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
         self.d, self.k = scales.numel(), k
@@ -92,15 +93,15 @@ class Kronecker:
 
     def __call__(self, v: Tensor) -> Tensor:
         grid = pad(v, (0, self.m * self.n - self.k)).reshape(self.m, self.n) / math.sqrt(self.d)
-        grid = pad(grid, (0, -self.n % _FAST, 0, -self.m % _FAST))
-        rows = self.left.to(v.dtype) @ grid @ self.right.to(v.dtype).T
+        grid = pad(grid, (0, -self.n % _FAST, 0, -self.m % _FAST)).to(self.left.dtype)
+        rows = self.left @ grid @ self.right.T
         return rows[:, : self.b].reshape(-1)
 
     def tensors(self) -> list[Tensor]:
         return [self.left[:, : self.m].contiguous(), self.right[: self.b, : self.n].contiguous()]
 
 
-class Hashed:
+class Hashed(Expansion):
     """Each weight belongs to one coordinate, with a random sign: disjoint supports, P^T P = I.
 
     Weight i belongs to coordinate pi(i) mod k, pi a random permutation, so that supports differ in
@@ -168,7 +169,7 @@ class _Collect(torch.autograd.Function):
         return apply(_Spread, gradients[0], *ctx.saved_tensors), None, None, None
 
 
-class Identity:
+class Identity(Expansion):
     """P = I, k = d: for hypernetworks that emit every weight."""
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
@@ -200,9 +201,9 @@ class Subspace:
         stream: Stream,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        compute: torch.dtype | None = None,  # of P v; None: dtype
+        compute: torch.dtype | None = None,  # of products with signs; None: dtype
     ) -> None:
-        self.d, self.compute = network.size, compute or dtype
+        self.d = network.size
         self.k = config.k or self.d
         if config.kind not in KINDS:
             raise ConfigError(
@@ -220,16 +221,16 @@ class Subspace:
         self.scale = _row_scale(network) if scaled else dict.fromkeys(network.shapes, 1.0)
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
         scales = zip(self.sizes, self.scale.values(), strict=True)
-        rows = torch.cat([torch.full((n,), s) for n, s in scales])  # [d]
+        rows = torch.cat([torch.full((n,), s, dtype=torch.float32) for n, s in scales])  # [d]
         self.expansion = KINDS[config.kind](stream.child("expansion"), rows, self.k)
         start = network.init(stream.child("theta_0"))
         self.theta_0 = torch.cat([start[name].flatten() for name in self.shapes])  # [d]
         self.fingerprint = self._fingerprint(config.kind)
-        self._move(device, dtype)
+        self._move(device, dtype, compute or dtype)
 
     def __call__(self, v: Tensor) -> Weights:
         """theta = theta_0 + P v, as the network's weights."""
-        moved = self.expansion(v.to(self.compute))
+        moved = self.expansion(v)
         moves = torch.split(moved, [*self.sizes, moved.shape[0] - self.d])
         starts = torch.split(self.theta_0, self.sizes)
         return {
@@ -247,10 +248,11 @@ class Subspace:
             digest.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"))).data)
         return digest.hexdigest()
 
-    def _move(self, device: torch.device | str, dtype: torch.dtype) -> None:
+    def _move(self, device: torch.device | str, dtype: torch.dtype, compute: torch.dtype) -> None:
         for name, value in vars(self.expansion).items():
             if isinstance(value, Tensor):
-                moved = value.to(device, dtype if value.is_floating_point() else None)
+                kind = compute if name in self.expansion.signs else dtype
+                moved = value.to(device, kind if value.is_floating_point() else None)
                 setattr(self.expansion, name, moved)
         self.theta_0 = self.theta_0.to(device, dtype)
 

@@ -110,7 +110,7 @@ class InputSpec:
                 raise DataError(
                     f"{who} has {_name(x)} inputs, the federation reads floats: convert them"
                 )
-            x = x if x.is_floating_point() else x.to(torch.float32)
+            x = x.to(torch.float32)
             if not all(bool(torch.isfinite(part).all()) for part in torch.split(x, 4096)):
                 raise DataError(f"{who} has NaN or infinite inputs: clean or drop these points")
         return replace(client, x=x, y=None if y is None else self._check_labels(y, x, who))

@@ -28,7 +28,7 @@ class EngineConfig:
     device: str = "auto"  # auto: a GPU if there is one
     dtype: str = "float32"  # of psi and all sums: float32 or float64
     clients_at_once: int = 0  # batched; 0: as many as fit in memory
-    precision: str = "tf32"  # of products: float32, on a GPU tf32, or in networks bf16
+    precision: str = "tf32"  # of products: float32, on a GPU tf32, or bf16 (networks, P v)
     compile: bool = True  # trace a step once; on a GPU, also fuse it, which takes half a minute
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class EngineConfig:
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def compute_dtype(self) -> torch.dtype | None:
-        """What networks compute in, if not in the type of their weights."""
+        """What networks and P v are computed in, if not in the type of psi."""
         return torch.bfloat16 if self.precision == "bf16" else None
 
 

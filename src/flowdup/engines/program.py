@@ -2,7 +2,7 @@
 
 Tracing turns `vmap` and gradients into a flat list of tensor operations.  torch's compiler fuses
 them, and finds what it compiled before in its cache; a CUDA graph launches all kernels at once, on
-tensors that stay where they are.
+tensors that stay where they are.  On a CPU, TorchScript runs the list (`script.py`).
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.jit._fuser import optimized_execution
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from flowdup.engines.script import scripted
@@ -23,6 +24,7 @@ _OPTIONS = {
     "shape_padding": False,  # what profits from it is padded already (`subspace.py`)
     "triton.autotune_at_compile_time": False,  # the first run does that
 }
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
 _WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
 
 
@@ -37,8 +39,8 @@ class Eager(Generic[State]):
 
 
 class Traced:
-    """function(*arguments) without the work of transforming it and without Python, for arguments
-    shaped like these.
+    """function(*arguments) without the work of transforming it, and without Python where
+    TorchScript can say it, for arguments of the same shapes, types and layouts as these.
     """
 
     def __init__(self, function: Step, *arguments: Any) -> None:
@@ -53,6 +55,7 @@ class Traced:
         self.program = scripted(traced)
 
     @torch.no_grad()
+    @optimized_execution(False)  # which would change the bits after the first calls
     def __call__(self, *arguments: Any) -> Any:
         out = self.program(*tree_flatten(arguments)[0], *self.constants)
         return tree_unflatten(out, self.out)
@@ -129,7 +132,7 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
     from torch._inductor import standalone_compile  # noqa: PLC0415
 
     with ThreadPoolExecutor(1) as pool:
-        kernels = pool.submit(_try_kernels, traced, tensors)
+        kernels = pool.submit(_try, _foreign(traced, tensors))
         program: Callable[..., Any] = standalone_compile(
             traced,
             [*tensors],
@@ -140,21 +143,24 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
     return program
 
 
-@torch.no_grad()
-def _try_kernels(traced: GraphModule, tensors: list[Tensor]) -> None:
-    """Run each operation that torch's compiler does not write itself, on whatever memory holds."""
-    graph, known = traced.graph, set()
+def _foreign(traced: GraphModule, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
+    """Our operations and matrix products, one of each sort, with arguments like theirs."""
+    graph, found = traced.graph, {}
     inputs = dict(zip(graph.find_nodes(op="placeholder"), tensors, strict=True))
-    products = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
     for node in graph.nodes:
-        packet = getattr(node.target, "overloadpacket", None)
-        if packet not in products and getattr(node.target, "namespace", "") != "flowdup":
-            continue
-        given = tree_map_only(Node, lambda n: inputs.get(n, n.meta.get("val")), node.args)
-        sort = tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), given)
-        if (key := repr((node.target, sort))) not in known:
-            known.add(key)
-            node.target(*tree_map_only(Tensor, _something_like, given))
+        ours = getattr(node.target, "namespace", "") == "flowdup"
+        if ours or getattr(node.target, "overloadpacket", None) in _PRODUCTS:
+            given = tree_map_only(Node, lambda n: inputs.get(n, n.meta.get("val")), node.args)
+            sort = tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), given)
+            found[repr((node.target, sort))] = (node.target, given)
+    return [*found.values()]
+
+
+@torch.no_grad()
+def _try(calls: list[tuple[Any, Any]]) -> None:
+    """Run each once, on whatever memory holds."""
+    for operation, like in calls:
+        operation(*tree_map_only(Tensor, _something_like, like))
 
 
 def _something_like(fake: Tensor) -> Tensor:

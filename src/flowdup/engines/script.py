@@ -2,16 +2,23 @@
 
 import math
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 _NAME, _EMPTY = "program", "no_sizes"
+_KINDS = (torch.dtype, torch.layout, torch.memory_format)
+_WORDS = (Node, bool, int, float, str, type(None), torch.device, *_KINDS)
 
 
 def scripted(traced: GraphModule) -> Callable[..., Any]:
-    """The same function; it must hold no tensors and call nothing but torch's operations."""
+    """The same function, which must hold no tensors; as it is, where TorchScript has no words."""
+    if not all(map(_sayable, traced.graph.nodes)):
+        return traced
     inputs, lines = [], [f"{_EMPTY}: List[int] = []"]
     for node in traced.graph.nodes:
         if node.op == "placeholder":
@@ -26,9 +33,14 @@ def scripted(traced: GraphModule) -> Callable[..., Any]:
     return program
 
 
+def _sayable(node: Node) -> bool:
+    known = node.op != "call_function" or isinstance(node.target, OpOverload | type(getitem))
+    return known and all(isinstance(v, _WORDS) for v in tree_leaves((node.args, node.kwargs)))
+
+
 def _call(node: Node) -> str:
     target: Any = node.target
-    if target.__name__ == "getitem":
+    if target is getitem:
         return f"{_text(node.args[0])}[{node.args[1]}]"
     named = [f"{name}={_text(value)}" for name, value in node.kwargs.items()]
     return f"torch.ops.{target.overloadpacket}({', '.join([*map(_text, node.args), *named])})"
@@ -41,9 +53,8 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]" if value else _EMPTY
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+    if isinstance(value, _KINDS):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    assert value is None or isinstance(value, bool | int | float | str), value
     return repr(value)

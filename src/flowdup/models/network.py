@@ -66,7 +66,7 @@ class Network:
             if torch.equal(parameter, others[name]):
                 constants[name] = parameter.detach().float().clone()
             elif parameter.ndim < 2:
-                constants[name] = torch.zeros(parameter.shape)
+                constants[name] = torch.zeros(parameter.shape, dtype=torch.float32)
         module.requires_grad_(False)
         shapes = {n: tuple(p.shape) for n, p in parameters.items()}
         network = cls(for_clients(module), shape, read, shapes, deviations, constants)

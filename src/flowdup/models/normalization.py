@@ -123,7 +123,7 @@ class Gradient(torch.autograd.Function):
 
 
 def _kernels(x: Tensor, groups: int) -> Any:
-    """For powers of two."""
+    """If channels and groups are powers of two, as the sides of Triton's blocks must be."""
     powers = all(n & (n - 1) == 0 for n in (x.shape[1], groups))
     return kernels_for(x) if powers else None
 

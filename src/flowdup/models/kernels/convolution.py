@@ -280,12 +280,13 @@ def gather(
     rows = n * triton.cdiv(size[0], up) * triton.cdiv(size[1], across)
     programs = clients * triton.cdiv(rows, m) * up * across * triton.cdiv(o, columns)
     b = w if bias is None else bias
+    tap = w.stride(3 if kernel[1] > 1 else 2)  # that of a dimension of size 1 says nothing
     out = x.new_empty((clients, n, *size, o))
     with torch.cuda.device_of(x):
         _gather[(programs,)](
             x, w, b, out, n, x.stride(0), w.stride(0), b.stride(0),
             c, height, width, o, *size, *kernel, *stride, *padding,
-            w.stride(1), w.stride(3), w.stride(4), back, bias is not None, _precision(),
+            w.stride(1), tap, w.stride(4), back, bias is not None, _precision(),
             m, columns, k, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out
@@ -400,7 +401,7 @@ def _taps_first(w: Tensor) -> Tensor:
     last = w.permute(0, 1, 3, 4, 2)
     if last[0].is_contiguous():
         return last
-    if w.stride(0) == 0:
+    if w.shape[0] > 1 and w.stride(0) == 0:
         return _taps_first(w[:1].contiguous()).expand(last.shape)
     out: Tensor = turn(w.contiguous().flatten(3))
     return out.reshape(last.shape)
