@@ -13,11 +13,12 @@ from bench import options, play, report
 from contenders.work import Work
 from contest import PERSONALIZERS, Match, Plan
 
+PLAN = Plan(blocks=15)
 MATCHES = {
-    "fedavg cnn": Match(Work("fedavg")),
+    "fedavg cnn": Match(Work("fedavg"), plan=PLAN),
     # without clipping, a rate of 0.01 makes psi explode
-    "flowdup cnn": Match(Work("flowdup", lr=5e-4)),
-    "fedavg cnn femnist": Match(Work.femnist(cohort=10, batch=20)),
+    "flowdup cnn": Match(Work("flowdup", lr=5e-4), plan=PLAN),
+    "fedavg cnn femnist": Match(Work.femnist(cohort=10, batch=20), plan=PLAN),
     "personalize cnn": Match(
         Work("flowdup", clients=1), PERSONALIZERS, Plan(warm_up=10, blocks=20, rounds=5)
     ),
