@@ -34,8 +34,9 @@ def scripted(traced: GraphModule) -> Callable[..., Any]:
 
 
 def _sayable(node: Node) -> bool:
-    known = node.op != "call_function" or isinstance(node.target, OpOverload | type(getitem))
-    return known and all(isinstance(v, _WORDS) for v in tree_leaves((node.args, node.kwargs)))
+    call = node.op == "call_function" and node.target is not getitem
+    words = all(isinstance(v, _WORDS) for v in tree_leaves((node.args, node.kwargs)))
+    return words and (not call or isinstance(node.target, OpOverload))
 
 
 def _call(node: Node) -> str:
