@@ -110,7 +110,7 @@ class Federation:
                     f"this personalizer is for inputs {list(example.shape)}, not {list(x.shape)}: "
                     "make another"
                 )
-            found: Weights = program(self.psi, x.to(example.dtype).contiguous(), present)
+            found: Weights = program(self.psi, x.contiguous(), present)
             return {n: w.clone() if w.data_ptr() in shared else w for n, w in found.items()}
 
         return weights

@@ -203,13 +203,23 @@ def _over_clients(
     *tensors, how = arguments
     size: int = info.batch_size
     front: list[Any] = [
-        t if t is None else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        None if t is None else _front(t, dim, size)
         for t, dim in zip(tensors, dims[:-1], strict=True)
     ]
     if front[0].ndim == 5:
         return apply(function, *front, how), 0
     out = apply(function, *(None if t is None else t.flatten(0, 1) for t in front), how)
     return out.reshape(size, -1, *out.shape[1:]), 0
+
+
+def together(info: Any, dims: Dims, *tensors: Tensor) -> list[Tensor]:
+    """The first dimension of all clients as one: clients are more images."""
+    pairs = zip(tensors, dims, strict=False)
+    return [_front(t, dim, info.batch_size).flatten(0, 1) for t, dim in pairs]
+
+
+def _front(t: Tensor, dim: int | None, size: int) -> Tensor:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
 def _as_channels(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp
 
-from flowdup.models.convolution import Dims, apply, inside_vmap, kernels_for
+from flowdup.models.convolution import Dims, apply, inside_vmap, kernels_for, together
 
 
 class ClientGroupNorm(nn.GroupNorm):
@@ -77,7 +77,7 @@ class Affine(torch.autograd.Function):
         info: Any, dims: Dims, x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float
     ) -> tuple[Tensor, int]:
         """Clients are more images and more rows."""
-        out = apply(Affine, *_together(info, dims, x, w, b), groups, eps)
+        out = apply(Affine, *together(info, dims, x, w, b), groups, eps)
         return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 
@@ -116,7 +116,7 @@ class Gradient(torch.autograd.Function):
         info: Any, dims: Dims, gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Clients are more images and more rows."""
-        tensors = _together(info, dims, gy, x, w)
+        tensors = together(info, dims, gy, x, w)
         found = Gradient.apply(*tensors, groups, eps)  # type: ignore[no-untyped-call]
         gx, sums = (t.reshape(info.batch_size, -1, *t.shape[1:]) for t in found)
         return (gx, sums), (0, 0)
@@ -126,15 +126,6 @@ def _kernels(x: Tensor, groups: int) -> Any:
     """If channels and groups are powers of two, as the sides of Triton's blocks must be."""
     powers = all(n & (n - 1) == 0 for n in (x.shape[1], groups))
     return kernels_for(x) if powers else None
-
-
-def _together(info: Any, dims: Dims, *tensors: Tensor) -> list[Tensor]:
-    """The first dimension of all clients as one."""
-    fronts = (
-        x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-        for x, dim in zip(tensors, dims, strict=False)
-    )
-    return [x.flatten(0, 1) for x in fronts]
 
 
 def _pixels(numbers: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flowdup.models.convolution import Dims, Pair, apply, inside_vmap, kernels_for
+from flowdup.models.convolution import Dims, Pair, apply, inside_vmap, kernels_for, together
 
 
 class ClientMaxPool2d(nn.MaxPool2d):
@@ -79,13 +79,8 @@ class Unpool(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Dims, gy: Tensor, x: Tensor, window: Pair) -> tuple[Tensor, int]:
         """Clients are more images."""
-        size = info.batch_size
-        gy, x = (
-            (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
-            for t, dim in zip((gy, x), dims, strict=False)
-        )
-        gx = apply(Unpool, gy, x, window)
-        return gx.reshape(size, -1, *gx.shape[1:]), 0
+        gx = apply(Unpool, *together(info, dims, gy, x), window)
+        return gx.reshape(info.batch_size, -1, *gx.shape[1:]), 0
 
 
 def is_plain(part: nn.MaxPool2d) -> bool:

@@ -248,8 +248,9 @@ def _gather_pixels(
     rows = x.shape[1] * triton.cdiv(size[0], phases[0]) * triton.cdiv(size[1], phases[1])
     w = _taps_first(w)
     if back:
-        w = w.transpose(1, 4)  # TF32 products want the summed channels side by side
-        w = w.contiguous() if w.dtype == torch.float32 else w
+        w = w.transpose(1, 4)
+        if w.dtype == torch.float32:  # TF32 products want the summed channels side by side
+            w = w.contiguous()
     tile = tile or _gather_tile(rows, w.shape[1], x.shape[2], (w.shape[2], w.shape[3]), x.dtype)
     x = _channels_last(x)
     out: Tensor = gather(x, w, bias, size, stride, padding, back, tile)
