@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad_and_value
 
-from flowdup.methods import Batch, Method, Params
+from flowdup.methods import Batch, Objective, Params
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.random import Stream
 from flowdup.rank_one import Factors, Outer, RankOne
@@ -113,7 +113,7 @@ def clip_norm(
     )
 
 
-def begin(method: Method, config: ClientConfig, params: Params, steps: int) -> Local:
+def begin(method: Objective, config: ClientConfig, params: Params, steps: int) -> Local:
     """What a client starts from that will take so many steps at most."""
     optimizer = Optimizer(config.optimizer)
     names = method.rank_one if optimizer.plain else ()
@@ -122,7 +122,12 @@ def begin(method: Method, config: ClientConfig, params: Params, steps: int) -> L
 
 
 def local_step(
-    method: Method, config: ClientConfig, start: Params, local: Local, batch: Batch, place: Tensor
+    method: Objective,
+    config: ClientConfig,
+    start: Params,
+    local: Local,
+    batch: Batch,
+    place: Tensor,
 ) -> Step:
     """psi <- GradientUpdate(psi, g; eta_l) on one local batch.
 
@@ -149,7 +154,7 @@ LocalStep = Callable[[Params, Local, Batch, Tensor], Step]  # what `local_step` 
 
 
 def client_update(
-    method: Method,
+    method: Objective,
     config: ClientConfig,
     params: Params,
     batches: Batch,

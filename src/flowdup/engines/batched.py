@@ -16,6 +16,7 @@ from torch.func import vmap
 from flowdup.client import ClientConfig, batch_plans
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Cohort, CohortUpdate, Question, longest
+from flowdup.engines.joined import Joined
 from flowdup.engines.lanes import Lanes, advance, lanes_needed, schedule
 from flowdup.engines.pool import Pool, size
 from flowdup.engines.program import Captured, Eager
@@ -53,6 +54,7 @@ class BatchedEngine:
         self.clients_at_once, self.compiled = clients_at_once, compiled
         self.resident = Resident((), None, 0)
         self.captured: Captured[Lanes] | None = None
+        self.joined = Joined(method, {})
 
     def train(
         self,
@@ -67,9 +69,11 @@ class BatchedEngine:
         points = {lane: len(members[number]) for lane, number in cohort.items()}
         plans = list(batch_plans(orders, self.config, points).values())
         first = [pool.first[number] for number in cohort.values()]
-        lanes, rows = self._run(plans, first, pool, (params, told))
+        self.joined = Joined(self.method, params)
+        lanes, rows = self._run(plans, first, pool, (self.joined.join(params), told))
         mean = torch._foreach_div([*lanes.total.values(), lanes.loss], len(cohort))
-        delta = dict(zip(lanes.total, mean, strict=False))
+        found = self.joined.split(dict(zip(lanes.total, mean, strict=False)))
+        delta = {n: found[n] for n in params}
         padding = 1 - self.config.epochs * sum(points.values()) / rows
         return CohortUpdate(delta, mean[-1], padding)
 
@@ -130,7 +134,7 @@ class BatchedEngine:
         """One that is ready for a round."""
 
         def idle(steps: int) -> Lanes:
-            return Lanes.idle(self.method, self.config, fixed[0], count, steps)
+            return Lanes.idle(self.joined, self.config, fixed[0], count, steps)
 
         if not self.compiled:
             return Eager(self._step, fixed, idle(steps))
@@ -147,7 +151,7 @@ class BatchedEngine:
         if isinstance(points, Tensor):
             assert self.resident.pool is not None
             points = self.resident.pool.batch(points, self.dtype)
-        return advance(self.method, self.config, *fixed, lanes, points, marks)
+        return advance(self.joined, self.config, *fixed, lanes, points, marks)
 
     @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:

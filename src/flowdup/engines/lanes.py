@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from flowdup.client import ClientConfig, Local, Step, begin, local_step
-from flowdup.methods import Batch, Method, Params
+from flowdup.methods import Batch, Objective, Params
 
 
 class Schedule(NamedTuple):
@@ -61,7 +61,7 @@ class Lanes(NamedTuple):
 
     @classmethod
     def idle(
-        cls, method: Method, config: ClientConfig, psi: Params, lanes: int, steps: int
+        cls, method: Objective, config: ClientConfig, psi: Params, lanes: int, steps: int
     ) -> "Lanes":
         """No client has begun; each will take so many steps at most."""
         local = begin(method, config, psi, steps)
@@ -91,7 +91,7 @@ class Lanes(NamedTuple):
 
 
 def advance(
-    method: Method,
+    method: Objective,
     config: ClientConfig,
     psi: Params,
     told: Params,

@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.jit._fuser import optimized_execution
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
+from flowdup.engines.graph import foreign, lift_constants, tidy, write_once
 from flowdup.engines.script import scripted
 
 State = TypeVar("State")
@@ -23,8 +24,8 @@ Step = Callable[..., Any]
 _OPTIONS = {
     "shape_padding": False,  # what profits from it is padded already (`subspace.py`)
     "triton.autotune_at_compile_time": False,  # the first run does that
+    "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 take longer and find hardly more
 }
-_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
 _WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
 
 
@@ -51,7 +52,7 @@ class Traced:
             return out
 
         traced = _trace(flat, [t.clone() for t in tensors])  # one that comes twice is two
-        self.constants = _lift_constants(traced)
+        self.constants = lift_constants(traced)
         self.program = scripted(traced)
 
     @torch.no_grad()
@@ -76,7 +77,7 @@ class Captured(Generic[State]):
                 tensor.copy_(value)
 
         traced = _trace(in_place, tensors)
-        self.tensors = tensors + _lift_constants(traced)
+        self.tensors = tensors + lift_constants(traced)
         self.graph = _capture(_compile(traced, self.tensors), self.tensors)
 
     def begin(self, fixed: Any) -> None:
@@ -95,34 +96,12 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def _trace(function: Step, tensors: list[Tensor]) -> GraphModule:
-    from torch._functorch.compile_utils import fx_graph_cse  # noqa: PLC0415  (slow to import)
-    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  (slow to import)
 
     traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-    traced.graph = fx_graph_cse(traced.graph)  # backward repeats some of what forward did
-    traced.graph.eliminate_dead_code()
+    traced.graph = tidy(traced.graph)
     traced.recompile()
     return traced
-
-
-def _lift_constants(traced: GraphModule) -> list[Tensor]:
-    """Tensors that the step knows besides its arguments become arguments, too: a compiled program
-    is found in the cache only if it holds none.
-    """
-    graph = traced.graph
-    names = dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr"))
-    *_, after = graph.find_nodes(op="placeholder")
-    for name in names:
-        with graph.inserting_after(after):
-            after = graph.placeholder(name)
-        for node in graph.find_nodes(op="get_attr", target=name):
-            node.replace_all_uses_with(after)
-            graph.erase_node(node)
-    traced.recompile()
-    constants = [getattr(traced, name) for name in names]
-    for name in names:
-        delattr(traced, name)
-    return constants
 
 
 def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
@@ -131,8 +110,9 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
     """
     from torch._inductor import standalone_compile  # noqa: PLC0415
 
+    write_once(traced)
     with ThreadPoolExecutor(1) as pool:
-        kernels = pool.submit(_try, _foreign(traced, tensors))
+        kernels = pool.submit(_try, foreign(traced, tensors))
         program: Callable[..., Any] = standalone_compile(
             traced,
             [*tensors],
@@ -141,19 +121,6 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
         )
         kernels.result()
     return program
-
-
-def _foreign(traced: GraphModule, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
-    """Our operations and matrix products, one of each sort, with arguments like theirs."""
-    graph, found = traced.graph, {}
-    inputs = dict(zip(graph.find_nodes(op="placeholder"), tensors, strict=True))
-    for node in graph.nodes:
-        ours = getattr(node.target, "namespace", "") == "flowdup"
-        if ours or getattr(node.target, "overloadpacket", None) in _PRODUCTS:
-            given = tree_map_only(Node, lambda n: inputs.get(n, n.meta.get("val")), node.args)
-            sort = tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), given)
-            found[repr((node.target, sort))] = (node.target, given)
-    return [*found.values()]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowdup.errors import ConfigError
-from flowdup.methods.base import Batch, Method
+from flowdup.methods.base import Batch, Method, Objective
 from flowdup.methods.fedavg import FedAvg, FedAvgConfig
 from flowdup.methods.fedavg_em import FedAvgEM, FedAvgEMConfig
 from flowdup.methods.fedavg_tent import FedAvgTent, FedAvgTentConfig
@@ -20,7 +20,7 @@ from flowdup.methods.pefll import PeFLL, PeFLLConfig
 from flowdup.params import Params
 from flowdup.settings import as_table, nearest, plain, read_settings, setting_paths
 
-__all__ = ["METHODS", "Batch", "Method", "MethodConfig", "Params", "Parts", "summary"]
+__all__ = ["METHODS", "Batch", "Method", "MethodConfig", "Objective", "Params", "Parts", "summary"]
 
 METHODS: dict[str, tuple[type[Any], type[Any]]] = {  # name: (settings, method)
     "flowdup": (FLowDUPConfig, FLowDUP),

@@ -34,22 +34,27 @@ class Batch(NamedTuple):
         return Batch(*(t[:cut] for t in self)), Batch(*(t[cut:] for t in self))
 
 
-class Method(Protocol):
-    f: Network  # the client's model
-    learns_unlabeled: bool = False  # whether clients without any label take part in training
-    fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
-    rank_one: tuple[str, ...] = ()  # matrices that meet one vector per batch (`rank_one.py`)
-    told: tuple[str, ...] = ()  # what of its memory the server tells clients, and the metrics show
+class Objective(Protocol):
+    """What a client needs of a method to train."""
 
-    def init(self, stream: Stream) -> Params:
-        """What is trained and sent."""
-        ...
+    rank_one: tuple[str, ...] = ()  # matrices that meet one vector per batch (`rank_one.py`)
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         """The objective on one batch of one client.
 
         `start` is what the server sent: what the round began with, and what it told besides.
         """
+        ...
+
+
+class Method(Objective, Protocol):
+    f: Network  # the client's model
+    learns_unlabeled: bool = False  # whether clients without any label take part in training
+    fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
+    told: tuple[str, ...] = ()  # what of its memory the server tells clients, and the metrics show
+
+    def init(self, stream: Stream) -> Params:
+        """What is trained and sent."""
         ...
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:

@@ -7,8 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 4096  # pixels times channels that a program has in its registers
-_SECTOR = 32  # bytes of a pixel that are read together
+_WHOLE = 8192  # pixels times channels that a program can keep in its registers
+_BLOCK = 4096  # that it looks at together where it cannot
+_LEAST = 1024  # that are worth a program
+_WARP = 2048  # of an image that is kept
+_TOGETHER = 64  # bytes of a pixel
 
 
 @triton.jit
@@ -64,14 +67,16 @@ def _norm(
         level = (s * mean_g - along * mean)[None, :]
         along, weight = along[None, :], (weight * s)[None, :]
         found = weight * slope.to(tl.float32) - level - along * value.to(tl.float32)
-        tl.store(gx + place, found.to(gx.dtype.element_ty), (p < pixels)[:, None])
-        if not WHOLE:
+        found = found.to(gx.dtype.element_ty)
+        tl.store(gx + place, found, (p < pixels)[:, None], eviction_policy="evict_first")
+        if not WHOLE:  # the last look: nothing need stay in the cache
             for start in range(P, pixels, P):
-                here = (start + p < pixels)[:, None]
-                more = tl.load(x + place + start * ALL, here, other=0.0).to(tl.float32)
-                steep = tl.load(gy + place + start * ALL, here, other=0.0).to(tl.float32)
-                found = weight * steep - level - along * more
-                tl.store(gx + place + start * ALL, found.to(gx.dtype.element_ty), here)
+                at, here = place + start * ALL, (start + p < pixels)[:, None]
+                more = tl.load(x + at, here, other=0.0, eviction_policy="evict_first")
+                steep = tl.load(gy + at, here, other=0.0, eviction_policy="evict_first")
+                found = weight * steep.to(tl.float32) - level - along * more.to(tl.float32)
+                found = found.to(gx.dtype.element_ty)
+                tl.store(gx + at, found, here, eviction_policy="evict_first")
         tl.store(out, s * (sum_gx - mean * sum_g))
         tl.store(out + 1, sum_g)
     else:
@@ -123,14 +128,15 @@ def _launch(gy, x, w, b, gx, out, groups, eps, back) -> None:
     n, height, width, c = x.shape
     pixels = height * width
     rows = triton.next_power_of_2(pixels)
-    group, few = c // groups, _SECTOR // x.element_size()
-    whole = rows * max(group, min(c, few)) <= _BLOCK
-    share = max(group, min(c, _BLOCK // rows if whole else 2 * few))  # channels of one program
-    block = rows if whole else max(1, _BLOCK // share)
+    share = max(c // groups, min(c, _TOGETHER // x.element_size()))  # channels of one program
+    whole = rows * share <= _WHOLE
+    if whole:
+        share = max(share, min(c, _LEAST // rows))
+    block, warps = (rows, max(1, rows * share // _WARP)) if whole else (max(1, _BLOCK // share), 8)
     with torch.cuda.device_of(x):
         _norm[(n * c // share,)](
             gy, x, w, b, gx, out, pixels, n // w.shape[0], eps,
-            c, share, share * groups // c, back, block, whole, num_warps=2 if whole else 8,
+            c, share, share * groups // c, back, block, whole, num_warps=warps,
         )  # fmt: skip
 
 

@@ -1,0 +1,32 @@
+"""A method whose vectors lie in one: few operations, however many biases and norms there are."""
+
+import torch
+from torch import Tensor
+
+from flowdup.methods import Batch, Objective, Params
+
+_NAME = "vectors"
+
+
+class Joined(Objective):
+    """The same objective for parameters like psi whose vectors are joined."""
+
+    def __init__(self, method: Objective, psi: Params) -> None:
+        self.method, self.rank_one = method, method.rank_one
+        self.sizes = {n: p.numel() for n, p in psi.items() if p.ndim == 1}
+
+    def join(self, params: Params) -> Params:
+        if not self.sizes:
+            return params
+        others = {n: p for n, p in params.items() if n not in self.sizes}
+        return others | {_NAME: torch.cat([params[n] for n in self.sizes])}
+
+    def split(self, params: Params) -> Params:
+        if not self.sizes:
+            return params
+        parts = torch.split(params[_NAME], [*self.sizes.values()])
+        vectors = dict(zip(self.sizes, parts, strict=True))
+        return {n: p for n, p in params.items() if n != _NAME} | vectors
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        return self.method.loss(self.split(params), batch, self.split(start))
