@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
+_CAT = torch.ops.aten.cat
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
 _VIEWS = (torch.ops.aten.permute, torch.ops.aten.view, torch.ops.aten.unsqueeze)
 
@@ -47,17 +48,23 @@ def lift_constants(traced: GraphModule) -> list[Tensor]:
 
 
 def write_once(traced: GraphModule) -> None:
-    """What our kernels read is written once, in the order of memory that it has here: torch's
-    compiler would write a copy for every one of its readers.
+    """Tell torch's compiler to write some tensors once, in the order of memory that they have here:
+
+    - what our kernels read: it would write a copy for every reader;
+    - parts of a `cat` that others read, too: it writes a part to its place in the whole, and
+      (2.11) may let a library's kernel look for it elsewhere.
     """
     from torch._inductor.inductor_prims import force_stride_order  # noqa: PLC0415
 
     graph = traced.graph
-    read = [_shown(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
-    for node in dict.fromkeys(read):
+    parts = (part for node in graph.nodes if _packet(node) is _CAT for part in node.all_input_nodes)
+    wanted = [part for part in parts if len(part.users) > 1]
+    wanted += [_shown(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
+    for node in dict.fromkeys(wanted):
         if node.op == "call_function" and node.target is not getitem and not _is_ours(node):
             with graph.inserting_after(node):
-                written = graph.call_function(force_stride_order, (node, node.meta["val"].stride()))
+                order = node.meta["val"].stride()
+                written = graph.call_function(force_stride_order, (node, order))
             written.meta = dict(node.meta)
             node.replace_all_uses_with(written)
             written.replace_input_with(written, node)

@@ -24,8 +24,10 @@ Step = Callable[..., Any]
 _OPTIONS = {
     "shape_padding": False,  # what profits from it is padded already (`subspace.py`)
     "triton.autotune_at_compile_time": False,  # the first run does that
+    "triton.autotune_pointwise": False,  # 2 % faster steps are not worth 10 s of ResNet18's first
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 take longer and find hardly more
 }
+_THREADS = 4  # more would take the interpreter from torch's compiler
 _WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
 
 
@@ -105,29 +107,29 @@ def _trace(function: Step, tensors: list[Tensor]) -> GraphModule:
 
 
 def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
-    """Compiled by torch; a thread besides has Triton compile our own kernels (`models/kernels`) and
+    """Compiled by torch; threads besides have Triton compile our own kernels (`models/kernels`) and
     libraries load theirs.
     """
     from torch._inductor import standalone_compile  # noqa: PLC0415
 
     write_once(traced)
-    with ThreadPoolExecutor(1) as pool:
-        kernels = pool.submit(_try, foreign(traced, tensors))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        tried = [pool.submit(_try, *call) for call in foreign(traced, tensors)]
         program: Callable[..., Any] = standalone_compile(
             traced,
             [*tensors],
             dynamic_shapes="from_example_inputs",
             options={"config_patches": _OPTIONS},
         )
-        kernels.result()
+        for call in tried:
+            call.result()
     return program
 
 
 @torch.no_grad()
-def _try(calls: list[tuple[Any, Any]]) -> None:
-    """Run each once, on whatever memory holds."""
-    for operation, like in calls:
-        operation(*tree_map_only(Tensor, _something_like, like))
+def _try(operation: Callable[..., Any], like: Any) -> None:
+    """Run it once, on whatever memory holds."""
+    operation(*tree_map_only(Tensor, _something_like, like))
 
 
 def _something_like(fake: Tensor) -> Tensor:
