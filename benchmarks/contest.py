@@ -76,6 +76,7 @@ class Player:
         self.name, self.entry, self.log = name, entry, log
         self.ms: list[float] = []  # per round, one number for each that was timed
         self.block = 1  # rounds
+        self.first = 0.0  # ms of the first round, in which things are compiled, or found compiled
         here = str(Path(__file__).parent)
         paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
         hide = {"CUDA_VISIBLE_DEVICES": ""} if entry.device == "cpu" else {}
@@ -128,8 +129,8 @@ class Player:
         self.about = self._read()
 
     def warm_up(self, plan: Plan) -> None:
-        self.run(plan.warm_up - 1)
-        for ms in self.run(1):
+        self.first = sum(self.run(1))
+        for ms in self.run(plan.warm_up - 1):
             self.block = int(max(1, min(plan.rounds, plan.seconds * 1e3 / ms)))
 
     def run(self, rounds: int) -> list[float]:
@@ -236,6 +237,7 @@ def _result(
         "ratio_to_h1": h1 and round(middle / h1, 3),
         "quartiles": [round(low, 3), round(high, 3)],
         "rounds": len(player.ms) * (1 if player.entry.each else player.block),
+        "first_round_s": round(player.first / 1e3, 2),
     }
     far = apart.get(player.name)
     if far is not None:
