@@ -130,7 +130,9 @@ class Player:
 
     def warm_up(self, plan: Plan) -> None:
         self.first = sum(self.run(1))
-        for ms in self.run(plan.warm_up - 1):
+        if plan.warm_up > 2:
+            self.run(plan.warm_up - 2)
+        for ms in self.run(1):
             self.block = int(max(1, min(plan.rounds, plan.seconds * 1e3 / ms)))
 
     def run(self, rounds: int) -> list[float]:

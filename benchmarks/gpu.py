@@ -4,7 +4,7 @@ Every contender does the same work: the same clients, cohorts and orders of poin
 GPU from the start; others than flowdup may use TF32 and cuDNN's search for the fastest kernel.  A
 block of rounds is timed, from its first call until the GPU has done all, and divided by its rounds:
 as many as fit in a second, 20 at most, one at least.  Personalisations are timed one by one.  The
-first round counts by itself: it compiles, or finds what an earlier run on the machine compiled.
+first round is told apart: it compiles, or finds what an earlier run on the machine compiled.
 psi after it is compared: further from the first contender's than 2 % of the way that it has come
 (10 % in bf16) is other work, and the run fails at its end.  A contender that is absent or fails is
 reported and the others go on; results are written after each work.

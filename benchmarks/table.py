@@ -15,6 +15,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ms_per_round": ("ms", digits),
     "seconds": ("s", digits),
     "quartiles": ("quartiles", lambda pair: " - ".join(map(digits, pair))),
+    "first_round_s": ("first, s", digits),
     "ratio_to_pfl": ("pfl / it", "{:.2f}".format),
     "ratio_to_flower": ("Flower / it", "{:.2f}".format),
     "ratio_to_h1": ("it / h1", "{:.2f}".format),

@@ -190,7 +190,8 @@ def poolings() -> None:
 
 def norms() -> None:
     """An image in one block or several, a program with some channels or all."""
-    sizes = [(3, 8, 4, 5, 4), (2, 64, 7, 7, 32), (1, 512, 2, 2, 32), (2, 32, 35, 35, 1)]
+    sizes = [(3, 8, 4, 5, 4), (2, 64, 7, 7, 32), (1, 512, 2, 2, 32)]
+    sizes += [(2, 32, 35, 35, 1), (1, 64, 24, 24, 32)]  # which no program keeps
     for n, c, h, w, groups in sizes:
         gy, x = torch.randn(2, n, c, h, w)
         rows = torch.randn(2, n if n % 2 else n // 2, c)  # one for each image, or for two

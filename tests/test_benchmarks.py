@@ -9,7 +9,8 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CONTENDERS = ["flowdup", "pfl", "loop"]
-KEYS = {"work", "contender", "ms_per_round", "ratio_to_pfl", "device", "versions", "commit"}
+KEYS = {"work", "contender", "ms_per_round", "ratio_to_pfl", "first_round_s"}
+KEYS |= {"device", "versions", "commit"}
 
 
 def test_contenders_do_the_same_work_and_an_absent_one_is_reported(tmp_path: Path) -> None:

@@ -44,6 +44,14 @@ def test_views_that_change_nothing_and_repetitions_vanish() -> None:
     assert operations(program)["aten.view.default"] == 0
 
 
+def test_a_view_as_another_type_stays() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x.view(torch.int32) + 1
+
+    x = torch.randn(3)
+    assert torch.equal(traced(step, x)(x), step(x))
+
+
 def test_what_our_kernels_read_is_written_once_and_in_its_order() -> None:
     def step(x: Tensor) -> Tensor:
         image = x.permute(0, 3, 1, 2).relu()  # channels last in memory

@@ -60,14 +60,13 @@ def write_once(traced: GraphModule) -> None:
     parts = (part for node in graph.nodes if _packet(node) is _CAT for part in node.all_input_nodes)
     wanted = [part for part in parts if len(part.users) > 1]
     wanted += [_shown(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
-    for node in dict.fromkeys(wanted):
-        if node.op == "call_function" and node.target is not getitem and not _is_ours(node):
-            with graph.inserting_after(node):
-                order = node.meta["val"].stride()
-                written = graph.call_function(force_stride_order, (node, order))
-            written.meta = dict(node.meta)
-            node.replace_all_uses_with(written)
-            written.replace_input_with(written, node)
+    for node in filter(_is_computed, dict.fromkeys(wanted)):
+        with graph.inserting_after(node):
+            order = node.meta["val"].stride()
+            written = graph.call_function(force_stride_order, (node, order))
+        written.meta = dict(node.meta)
+        node.replace_all_uses_with(written)
+        written.replace_input_with(written, node)
     traced.recompile()
 
 
@@ -87,6 +86,12 @@ def _is_ours(node: Node) -> bool:
     return getattr(node.target, "namespace", "") == "flowdup"  # `models/kernels`
 
 
+def _is_computed(node: Node) -> bool:
+    """By torch's compiler, if it likes: arguments and what our kernels write lie in memory."""
+    of = node.args[0] if node.target is getitem else node
+    return node.op == "call_function" and isinstance(of, Node) and not _is_ours(of)
+
+
 def _is_view(node: Node) -> bool:
     return _packet(node) in _VIEWS
 
@@ -102,4 +107,4 @@ def _shown(node: Any) -> Node:
 
 def _form(node: Any) -> tuple[Any, ...]:
     value = node.meta["val"]
-    return value.shape, value.stride()
+    return value.shape, value.stride(), value.dtype

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from flowdup.methods import Batch, Objective, Params
 
-_NAME = "vectors"
+_NAME = "vectors."  # which no parameter can have
 
 
 class Joined(Objective):

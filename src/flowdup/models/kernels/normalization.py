@@ -10,8 +10,8 @@ from torch import Tensor
 _WHOLE = 8192  # pixels times channels that a program can keep in its registers
 _BLOCK = 4096  # that it looks at together where it cannot
 _LEAST = 1024  # that are worth a program
-_WARP = 2048  # of an image that is kept
-_TOGETHER = 64  # bytes of a pixel
+_WARP = 2048  # that a warp has of an image that is kept
+_TOGETHER = 64  # bytes of a pixel that are read together
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def _norm(
         found = weight * slope.to(tl.float32) - level - along * value.to(tl.float32)
         found = found.to(gx.dtype.element_ty)
         tl.store(gx + place, found, (p < pixels)[:, None], eviction_policy="evict_first")
-        if not WHOLE:  # the last look: nothing need stay in the cache
+        if not WHOLE:  # the last look at x and gy, which need not stay in the cache
             for start in range(P, pixels, P):
                 at, here = place + start * ALL, (start + p < pixels)[:, None]
                 more = tl.load(x + at, here, other=0.0, eviction_policy="evict_first")
