@@ -54,7 +54,7 @@ class BatchedEngine:
         self.clients_at_once, self.compiled = clients_at_once, compiled
         self.resident = Resident((), None, 0)
         self.captured: Captured[Lanes] | None = None
-        self.joined = Joined(method, {})  # of psi, once a round brings it
+        self.joined: Joined  # of psi, once a round brings it
 
     def train(
         self,
