@@ -29,7 +29,7 @@ class EngineConfig:
     dtype: str = "float32"  # of psi and all sums: float32 or float64
     clients_at_once: int = 0  # batched; 0: as many as fit in memory
     precision: str = "tf32"  # of products: float32, on a GPU tf32, or bf16 (networks, P v)
-    compile: bool = True  # trace a step once; on a GPU, also fuse it, which takes half a minute
+    compile: bool = True  # trace a step once; on a GPU, also fuse it: up to a minute
 
     def __post_init__(self) -> None:
         check_range("engine.clients_at_once", self.clients_at_once, 0)

@@ -1,4 +1,4 @@
-"""A method whose vectors lie in one: few operations, however many biases and norms there are."""
+"""A method's vectors as one: few operations, however many biases and norms a network has."""
 
 import torch
 from torch import Tensor
