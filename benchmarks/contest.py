@@ -37,10 +37,11 @@ SIMULATORS: Contenders = {
 }
 PERSONALIZERS: Contenders = {
     "h1 forward": ("personalize", "h1"),
+    "prepared h1 forward": ("personalize", "h1-prepared"),  # as a personalizer is
     "personalize": ("personalize", "weights"),
     "personalize, predict": ("personalize", "prediction"),
-    "personalizer": ("personalize", "traced"),
-    "personalizer, predict": ("personalize", "traced-prediction"),
+    "personalizer": ("personalize", "prepared"),
+    "personalizer, predict": ("personalize", "prepared-prediction"),
     "Federation.personalize": ("personalize", "module"),
     "Federation.personalize, predict": ("personalize", "module-prediction"),
 }

@@ -8,6 +8,7 @@ import torch
 from contenders.entry import Entry, Pace
 from contenders.work import STREAM
 from flowdup.checkpoint import FederationSpec
+from flowdup.engines.program import prepared
 from flowdup.params import part
 from flowdup.personalize import Federation
 
@@ -21,13 +22,15 @@ def run(entry: Entry, pace: Pace) -> None:
     present = torch.ones(len(x), device=device)
     spec = FederationSpec.of(STREAM.seed, work.model, work.table(), work.inputs, method)
     federation = Federation(spec, method, psi, 0)
-    traced = federation.personalizer(x)
+    personalizer = federation.personalizer(x)
+    prepared_h1 = prepared(lambda x: method.h.h1(h1, x), x)
     actions: dict[str, Callable[[], object]] = {
         "h1": lambda: method.h.h1(h1, x),
+        "h1-prepared": lambda: prepared_h1(x),
         "weights": lambda: method.personalize(psi, x, present),
         "prediction": lambda: method.f(method.personalize(psi, x, present), x[:1]).argmax(1),
-        "traced": lambda: traced(x),
-        "traced-prediction": lambda: method.f(traced(x), x[:1]).argmax(1),
+        "prepared": lambda: personalizer(x),
+        "prepared-prediction": lambda: method.f(personalizer(x), x[:1]).argmax(1),
         "module": lambda: federation.personalize(x),
         "module-prediction": lambda: federation.personalize(x).predict(x[:1]),
     }

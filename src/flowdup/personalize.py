@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
 from flowdup.data.clients import ClientData, InputSpec
-from flowdup.engines.program import Traced
+from flowdup.engines.program import prepared
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts
@@ -45,6 +45,7 @@ class PersonalModel(nn.Module):
         self.module = ordinary(copy.deepcopy(network.module))
         for name, parameter in self.module.named_parameters():
             parameter.copy_(weights[name])
+        self.to(next(iter(weights.values())).device)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(self.read(x))
@@ -53,12 +54,13 @@ class PersonalModel(nn.Module):
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input; DataError if the inputs do not fit."""
-        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
+        x = _checked(self.inputs, x).to(next(self.parameters()).device)
+        chunks = torch.split(x, _CHUNK)
         return torch.cat([self(chunk).argmax(1) for chunk in chunks])
 
     def save(self, path: str | Path) -> None:
         """One safetensors file that says what it is; `load_model` opens it."""
-        weights = {n: p.detach().contiguous() for n, p in self.module.named_parameters()}
+        weights = {n: p.detach().cpu().contiguous() for n, p in self.module.named_parameters()}
         about = json.dumps({"model": self.name, "inputs": asdict(self.inputs)}, sort_keys=True)
         metadata = {"flowdup": about, "sha256": _digest(about, weights)}
         write_atomic(Path(path), save_tensors(weights, metadata))
@@ -87,30 +89,35 @@ class Federation:
 
     def __init__(self, spec: FederationSpec, method: Method, psi: Params, round: int) -> None:
         self.spec, self.method, self.psi, self.round = spec, method, psi, round
+        self.device = next(iter(psi.values())).device
 
     @torch.no_grad()
     def personalize(self, x: Inputs) -> PersonalModel:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
-        x = _checked(self.spec.inputs, x)
+        x = self._checked(x)
         weights = self.method.personalize(self.psi, x, _present(x))
         return PersonalModel(self.spec.model, self.spec.inputs, weights)
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
         """For many clients with inputs shaped like x: a function from theirs to their models'
-        weights, traced once and free of Python's work between operations.
+        weights, traced once and free of Python's work between operations; on a GPU one launch.
         """
-        example = _checked(self.spec.inputs, x).contiguous()
+        example = self._checked(x).contiguous()
         present, shared = _present(example), {p.data_ptr() for p in self.psi.values()}
-        program = Traced(self.method.personalize, self.psi, example, present)
+
+        def personalize(x: Tensor) -> Weights:
+            return self.method.personalize(self.psi, x, present)
+
+        program = prepared(personalize, example)
 
         def weights(x: Inputs) -> Weights:
-            x = _checked(self.spec.inputs, x)
+            x = self._checked(x)
             if x.shape != example.shape:
                 raise DataError(
                     f"this personalizer is for inputs {list(example.shape)}, not {list(x.shape)}: "
                     "make another"
                 )
-            found: Weights = program(self.psi, x.contiguous(), present)
+            found: Weights = program(x.contiguous())
             return {n: w.clone() if w.data_ptr() in shared else w for n, w in found.items()}
 
         return weights
@@ -125,20 +132,26 @@ class Federation:
             raise FlowdupError(
                 f"method '{name}' has no embedding of clients: train {' or '.join(able)}"
             )
-        x = _checked(self.spec.inputs, x)
+        x = self._checked(x)
         r: Tensor = embed(self.psi, x, _present(x))
         return r
 
+    def _checked(self, x: Inputs) -> Tensor:
+        return _checked(self.spec.inputs, x).to(self.device)
 
-def load(folder: str | Path) -> Federation:
-    """Open a run folder (or the checkpoint folder inside it) and check all that can be checked."""
+
+def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
+    """Open a run folder (or the checkpoint folder inside it) and check all that can be checked.
+
+    Models are made, and are, on the device.
+    """
     folder = Path(folder)
     inside = folder / "checkpoint"
     spec, state = load_checkpoint(inside if inside.is_dir() else folder)
-    parts = Parts(spec.model, spec.inputs, Stream(spec.seed))
+    parts = Parts(spec.model, spec.inputs, Stream(spec.seed), device)
     method = MethodConfig.from_table(spec.method).build(parts)
     spec.check(method)
-    psi = {n: p.float() for n, p in state.psi.items()}
+    psi = {n: p.to(device, torch.float32) for n, p in state.psi.items()}
     return Federation(spec, method, psi, state.round)
 
 
