@@ -76,29 +76,27 @@ class Kronecker(Expansion):
     """P = (A (x) B) / sqrt(d), cut to d rows and k columns: two matrix products.
 
     The weights stand row by row in a grid [a, b] with a b >= d, the coordinates in a grid [m, n]
-    with m n >= k, each as square as can be; P v = A V B^T / sqrt(d).  A is [a, m], B is [b, n].
-    Every weight is covered, whatever d and k.  Zeros fill A's and B's sides up to numbers that
-    GPUs multiply fast.
+    with m n >= k, each nearly square; P v = A V B^T / sqrt(d).  A is [a, m], B is [b, n].
+    Every weight is covered, whatever d and k.  b is a multiple of 8, and zeros fill up m and n: such
+    matrices GPUs multiply fast.
     """
 
     signs = ("left", "right")
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
         self.d, self.k = scales.numel(), k
-        (a, self.b), (self.m, self.n) = _grid(self.d), _grid(k)
+        (a, b), (self.m, self.n) = _grid(self.d, _FAST), _grid(k)
         left = torch.from_numpy(stream.child("left").signs(a * self.m)).reshape(a, self.m)
-        right = torch.from_numpy(stream.child("right").signs(self.b * self.n))
-        self.left = pad(left, (0, -self.m % _FAST))
-        self.right = pad(right.reshape(self.b, self.n), (0, -self.n % _FAST, 0, -self.b % _FAST))
+        right = torch.from_numpy(stream.child("right").signs(b * self.n)).reshape(b, self.n)
+        self.left, self.right = pad(left, (0, -self.m % _FAST)), pad(right, (0, -self.n % _FAST))
 
     def __call__(self, v: Tensor) -> Tensor:
         grid = pad(v, (0, self.m * self.n - self.k)).reshape(self.m, self.n) / math.sqrt(self.d)
         grid = pad(grid, (0, -self.n % _FAST, 0, -self.m % _FAST)).to(self.left.dtype)
-        rows = self.left @ grid @ self.right.T
-        return rows[:, : self.b].reshape(-1)
+        return (self.left @ grid @ self.right.T).reshape(-1)
 
     def tensors(self) -> list[Tensor]:
-        return [self.left[:, : self.m].contiguous(), self.right[: self.b, : self.n].contiguous()]
+        return [self.left[:, : self.m].contiguous(), self.right[:, : self.n].contiguous()]
 
 
 class Hashed(Expansion):
@@ -257,10 +255,10 @@ class Subspace:
         self.theta_0 = self.theta_0.to(device, dtype)
 
 
-def _grid(size: int) -> tuple[int, int]:
-    """The most nearly square grid of at least `size` cells."""
-    rows = math.isqrt(size - 1) + 1
-    return rows, -(-size // rows)
+def _grid(size: int, multiple: int = 1) -> tuple[int, int]:
+    """A nearly square grid of at least `size` cells, its columns a multiple of this."""
+    columns = -(-(math.isqrt(size - 1) + 1) // multiple) * multiple
+    return -(-size // columns), columns
 
 
 def _row_scale(network: Network) -> dict[str, float]:

@@ -25,6 +25,7 @@ Step = Callable[..., Any]
 
 _OPTIONS = {
     "shape_padding": False,  # what profits from it is padded already (`subspace.py`)
+    "comprehensive_padding": False,  # likewise; rows with gaps would make P v's places long sums
     "triton.autotune_at_compile_time": False,  # the first run does that
     "triton.autotune_pointwise": False,  # 2 % faster steps are not worth 10 s of ResNet18's first
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 take longer and find hardly more
