@@ -37,7 +37,7 @@ SIMULATORS: Contenders = {
 }
 PERSONALIZERS: Contenders = {
     "h1 forward": ("personalize", "h1"),
-    "prepared h1 forward": ("personalize", "h1-prepared"),  # as a personalizer is
+    "prepared h1 forward": ("personalize", "h1-prepared"),  # run as a personalizer is
     "personalize": ("personalize", "weights"),
     "personalize, predict": ("personalize", "prediction"),
     "personalizer": ("personalize", "prepared"),

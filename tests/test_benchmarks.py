@@ -31,6 +31,14 @@ def test_the_benchmark_of_a_gpu_times_blocks_of_rounds_and_a_whole_run(tmp_path:
     assert min(cold["seconds"], warm["seconds"]) > 0
 
 
+def test_personalising_is_timed_against_a_forward_pass_of_h1(tmp_path: Path) -> None:
+    ways = ["h1 forward", "personalizer, predict", "personalizer"]
+    works = ["--works", "personalize cnn", "--contenders", *ways]
+    results = run("gpu.py", tmp_path, "--device", "cpu", *works)
+    assert {row["contender"] for row in results} == {*ways}
+    assert all(row["ratio_to_h1"] > 0 for row in results)
+
+
 def run(script: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     out = folder / "results.json"
     command = [sys.executable, BENCHMARKS / script, "--tiny", "--out", out, *options]

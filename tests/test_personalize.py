@@ -9,7 +9,9 @@ from small import METHODS, SPEC, client, population
 import flowdup
 from flowdup.config import Config, read_config
 from flowdup.data.clients import ClientData, InputSpec, Population
-from flowdup.errors import CheckpointError, DataError, FlowdupError
+from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
+from flowdup.methods import MethodConfig, Parts
+from flowdup.random import Stream
 from flowdup.run import Simulation
 
 SETTINGS = {
@@ -66,6 +68,26 @@ def test_a_personalizer_for_many_clients_of_one_size_gives_their_weights(run: Pa
             assert torch.allclose(weight, own[name], atol=1e-6)
     with pytest.raises(DataError, match=r"for inputs \[7, .* not \[8, .*: make another"):
         make(client(30, 8).x)
+
+
+def test_models_are_made_where_the_federation_is(run: Path) -> None:
+    """On a device that every machine has, which keeps shapes and no numbers."""
+    here = flowdup.load(run)
+    spec, psi = here.spec, {n: p.to("meta") for n, p in here.psi.items()}
+    parts = Parts(spec.model, spec.inputs, Stream(spec.seed), "meta")
+    federation = flowdup.Federation(
+        spec, MethodConfig.from_table(spec.method).build(parts), psi, here.round
+    )
+    x = client(30, 7).x
+    model = federation.personalize(x)
+    assert {t.device.type for t in [*model.parameters(), *model.buffers()]} == {"meta"}
+    assert model.predict(x).device.type == federation.embedding(x).device.type == "meta"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(run: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown device '{device}': use auto, cpu"):
+        flowdup.load(run, device)
 
 
 def test_a_personalizer_takes_what_personalize_takes(tmp_path: Path) -> None:

@@ -46,9 +46,10 @@ def row_scale(net: Network) -> np.ndarray:
 
 
 def test_kronecker_is_the_kronecker_product_of_its_sign_factors() -> None:
-    net = network()  # d = 32
-    d, k = net.size, 7
-    (a, b), (m, n) = (4, 8), (3, 3)
+    net = network(hidden=6)
+    d, k = net.size, 5
+    assert d == 38
+    (a, b), (m, n) = (5, 8), (2, 3)
     stream = STREAM.child("expansion")
     left = stream.child("left").signs(a * m).reshape(a, m)
     right = stream.child("right").signs(b * n).reshape(b, n)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
 from flowdup.data.clients import ClientData, InputSpec
+from flowdup.engines import EngineConfig
 from flowdup.engines.program import prepared
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
@@ -43,9 +44,9 @@ class PersonalModel(nn.Module):
                 "definition that they were made with"
             )
         self.module = ordinary(copy.deepcopy(network.module))
+        self.to(next(iter(weights.values())).device)
         for name, parameter in self.module.named_parameters():
             parameter.copy_(weights[name])
-        self.to(next(iter(weights.values())).device)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(self.read(x))
@@ -53,9 +54,8 @@ class PersonalModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
-        """The class of each input; DataError if the inputs do not fit."""
-        x = _checked(self.inputs, x).to(next(self.parameters()).device)
-        chunks = torch.split(x, _CHUNK)
+        """The class of each input, where the model is; DataError if the inputs do not fit."""
+        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
         return torch.cat([self(chunk).argmax(1) for chunk in chunks])
 
     def save(self, path: str | Path) -> None:
@@ -94,31 +94,33 @@ class Federation:
     @torch.no_grad()
     def personalize(self, x: Inputs) -> PersonalModel:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
-        x = self._checked(x)
+        x = self._read(x)
         weights = self.method.personalize(self.psi, x, _present(x))
         return PersonalModel(self.spec.model, self.spec.inputs, weights)
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
         """For many clients with inputs shaped like x: a function from theirs to their models'
-        weights, traced once and free of Python's work between operations; on a GPU one launch.
+        weights, traced once and free of Python's work between operations; on a GPU a copy, one
+        launch and a copy.
         """
-        example = self._checked(x).contiguous()
-        present, shared = _present(example), {p.data_ptr() for p in self.psi.values()}
+        x = self._read(x).contiguous()
+        shape, present = x.shape, _present(x)
 
         def personalize(x: Tensor) -> Weights:
-            return self.method.personalize(self.psi, x, present)
+            weights = self.method.personalize(self.psi, x, present)
+            return {n: w.clone() for n, w in weights.items()}  # some methods give psi itself
 
-        program = prepared(personalize, example)
+        program = prepared(personalize, x)
 
         def weights(x: Inputs) -> Weights:
-            x = self._checked(x)
-            if x.shape != example.shape:
+            x = self._read(x)
+            if x.shape != shape:
                 raise DataError(
-                    f"this personalizer is for inputs {list(example.shape)}, not {list(x.shape)}: "
+                    f"this personalizer is for inputs {list(shape)}, not {list(x.shape)}: "
                     "make another"
                 )
             found: Weights = program(x.contiguous())
-            return {n: w.clone() if w.data_ptr() in shared else w for n, w in found.items()}
+            return found
 
         return weights
 
@@ -132,20 +134,20 @@ class Federation:
             raise FlowdupError(
                 f"method '{name}' has no embedding of clients: train {' or '.join(able)}"
             )
-        x = self._checked(x)
+        x = self._read(x)
         r: Tensor = embed(self.psi, x, _present(x))
         return r
 
-    def _checked(self, x: Inputs) -> Tensor:
+    def _read(self, x: Inputs) -> Tensor:
         return _checked(self.spec.inputs, x).to(self.device)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     """Open a run folder (or the checkpoint folder inside it) and check all that can be checked.
 
-    Models are made, and are, on the device.
+    Models will be made on the device and stay there; inputs may be anywhere.
     """
-    folder = Path(folder)
+    folder, device = Path(folder), EngineConfig(device=str(device)).torch_device()
     inside = folder / "checkpoint"
     spec, state = load_checkpoint(inside if inside.is_dir() else folder)
     parts = Parts(spec.model, spec.inputs, Stream(spec.seed), device)

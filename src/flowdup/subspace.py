@@ -77,8 +77,8 @@ class Kronecker(Expansion):
 
     The weights stand row by row in a grid [a, b] with a b >= d, the coordinates in a grid [m, n]
     with m n >= k, each nearly square; P v = A V B^T / sqrt(d).  A is [a, m], B is [b, n].
-    Every weight is covered, whatever d and k.  b is a multiple of 8, and zeros fill up m and n: GPUs
-    multiply such matrices fast.
+    Every weight is covered, whatever d and k.  b is a multiple of 8, and zeros fill up m and n to
+    one: such matrices GPUs multiply fast.
     """
 
     signs = ("left", "right")

@@ -47,7 +47,7 @@ class EngineConfig:
         if self.device not in known:
             raise ConfigError(f"unknown device '{self.device}': use auto, {', '.join(known)}")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("no CUDA device is available: set engine.device to cpu")
+            raise ConfigError("no CUDA device is available: use the device cpu")
         return torch.device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
@@ -61,11 +61,14 @@ class EngineConfig:
 def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> Engine:
     """The engine that a configuration asks for; under torchrun, for this process's share.
 
-    On a GPU this sets what torch's products of float32 are made of, for the whole process.
+    On a GPU this sets, for the whole process, the current GPU and what torch's products of float32
+    are made of.
     """
     device, dtype = config.torch_device(), config.torch_dtype()
     on_gpu = device.type == "cuda"
     if on_gpu:
+        if device.index is not None:
+            torch.cuda.set_device(device)
         exact = config.precision == "float32"
         torch.set_float32_matmul_precision("highest" if exact else "high")
         convolution = torch.backends.cudnn.conv  # type: ignore[attr-defined]

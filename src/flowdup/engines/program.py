@@ -2,13 +2,15 @@
 
 Tracing turns `vmap` and gradients into a flat list of tensor operations.  torch's compiler fuses
 them, and finds what it compiled before in its cache; a CUDA graph launches all kernels at once, on
-tensors that stay where they are.  On a CPU, TorchScript runs the list (`script.py`).
+tensors that stay where they are.  On a CPU, TorchScript runs the list (`script.py`); what is too
+small to be compiled runs so on a GPU, in a CUDA graph, too.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -25,7 +27,7 @@ Step = Callable[..., Any]
 
 _OPTIONS = {
     "shape_padding": False,  # what profits from it is padded already (`subspace.py`)
-    "comprehensive_padding": False,  # likewise; rows with gaps would make P v's places long sums
+    "comprehensive_padding": False,  # likewise; with gaps in P v, indices took 10 s to simplify
     "triton.autotune_at_compile_time": False,  # the first run does that
     "triton.autotune_pointwise": False,  # 2 % faster steps are not worth 10 s of ResNet18's first
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 take longer and find hardly more
@@ -68,10 +70,14 @@ class Traced:
 
 
 class Replayed:
-    """function(x) as one launch of all that it does on a GPU, for x of the same shape and type."""
+    """function(x) with one launch of all that it does on a GPU, for x of the same shape and type.
+
+    Threads take turns, on one stream.
+    """
 
     def __init__(self, function: Step, x: Tensor) -> None:
-        self.x, self.traced = x.clone(), Traced(function, x)  # which keeps all that is read
+        self.x, self.turn = x.clone(), Lock()
+        self.traced = Traced(function, x)  # holds the constants that the graph reads
 
         def program(x: Tensor) -> None:
             self.out, self.spec = tree_flatten(self.traced(x))
@@ -80,17 +86,16 @@ class Replayed:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Any:
-        self.x.copy_(x, non_blocking=True)
-        self.graph.replay()
         found = [torch.empty_like(t) for t in self.out]
-        torch._foreach_copy_(found, self.out)
+        with self.turn:
+            self.x.copy_(x)
+            self.graph.replay()
+            torch._foreach_copy_(found, self.out)
         return tree_unflatten(found, self.spec)
 
 
 def prepared(function: Step, x: Tensor) -> Step:
-    """function(x) without Python's work between operations, for x like this one; its results are
-    the caller's own, unless they are tensors that the function has from elsewhere.
-    """
+    """function(x) without Python's work between operations, for x like this one."""
     return Replayed(function, x) if x.is_cuda else Traced(function, x)
 
 
@@ -181,15 +186,16 @@ def _something_like(fake: Tensor) -> Tensor:
 
 
 def _capture(program: Callable[..., Any], tensors: list[Tensor]) -> torch.cuda.CUDAGraph:
-    side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(here)
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(_WARM_UP):
+    with torch.cuda.device(tensors[0].device), torch.no_grad():
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                program(*tensors)
+        here.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
             program(*tensors)
-    here.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
-        program(*tensors)
     return graph
 
 
