@@ -21,10 +21,11 @@ def whole_run(title: str, preset: str, settings: Sequence[str], device: str) -> 
     """Twice: with nothing compiled before, then with what the first left in caches: torch's,
     Triton's, and Python's own of its modules.
     """
-    head = {"work": title, "contender": "flowdup, cold"}
+    head = {"work": title, "contender": "flowdup, cold", "ms_per_round": None, "ratio_to_pfl": None}
+    here = provenance(torch.device(device))
     source = load_config(preset).data.source
     if not named(source).find(data_folder()):
-        return [head | {"seconds": None, "absent": f"{source} is not in {data_folder()}"}]
+        return [head | {"seconds": None, "absent": f"{source} is not in {data_folder()}"} | here]
     rows = []
     with TemporaryDirectory() as folder:
         for state in ("cold", "warm"):
@@ -32,7 +33,7 @@ def whole_run(title: str, preset: str, settings: Sequence[str], device: str) -> 
             rows.append(head | {"contender": f"flowdup, {state}"} | found)
             if "failed" in found:
                 break
-    return [row | provenance(torch.device(device)) for row in rows]
+    return [row | here for row in rows]
 
 
 def _run(preset: str, settings: Sequence[str], folder: Path, state: str) -> Result:
