@@ -9,10 +9,12 @@ import time
 
 import torch
 
+from flowdup.aggregation import mean
 from flowdup.client import ClientConfig
 from flowdup.config import load_config
 from flowdup.data import load_population
 from flowdup.engines import EngineConfig, build_engine
+from flowdup.messages import Task
 from flowdup.methods import MethodConfig, Parts
 from flowdup.provenance import provenance
 from flowdup.random import Stream
@@ -30,12 +32,14 @@ def main() -> None:
         Parts("mlp", population.spec, Stream(0))
     )
     config = ClientConfig(batch_size=BATCH)
-    engine = build_engine(EngineConfig("batched", "cpu"), method, config)
+    engine = build_engine(
+        EngineConfig("batched", "cpu"), method, config, population.train, Stream(0)
+    )
     psi, padding, unsorted = method.init(Stream(0)), [], []
     for number in range(COHORTS):
         chosen = Stream(number).child("cohort").integers(SIZE, len(population.train))
         cohort = dict(enumerate(chosen.tolist()))
-        update = engine.train(psi, population.train, cohort, Stream(number), {})
+        update = mean(psi, engine.train(Task(number, psi, {}, cohort)))
         padding.append(update.padding)
         sizes = [len(population.train[i]) for i in chosen]
         unsorted.append(1 - sum(sizes) / (SIZE * BATCH * -(-max(sizes) // BATCH)))

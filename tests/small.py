@@ -1,11 +1,14 @@
 """Small federations for tests: ragged clients, labeled and unlabeled mixed, in any precision."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData, InputSpec, Population
 from flowdup.engines import Engine, EngineConfig, build_engine
+from flowdup.messages import Task
 from flowdup.methods import Method, MethodConfig, Params, Parts
 from flowdup.random import Stream
 
@@ -83,10 +86,23 @@ def method(name: str, dtype: torch.dtype = torch.float32, model: str = "cnn-smal
     return MethodConfig.from_table(METHODS[name]).build(Parts(model, SPEC, STREAM, "cpu", dtype))
 
 
-def told(method: Method) -> Params:
-    """What clients are told besides psi in the first round."""
-    return {n: method.memory()[n] for n in method.told}
+def broadcast(method: Method) -> Params:
+    """What clients are sent besides psi in the first round."""
+    return {n: method.server_state()[n] for n in method.broadcast}
 
 
-def engine(kind: str, method: Method, dtype: str, config: ClientConfig) -> Engine:
-    return build_engine(EngineConfig(kind, "cpu", dtype), method, config)
+def first_task(method: Method, psi: Params, clients: int = 1) -> Task:
+    """For all of so many clients."""
+    return Task(1, psi, broadcast(method), {i: i for i in range(clients)})
+
+
+def engine(
+    kind: str,
+    method: Method,
+    dtype: str,
+    config: ClientConfig,
+    clients: Sequence[ClientData] | None = None,
+) -> Engine:
+    """With the ragged clients, or others."""
+    reached = ragged_clients() if clients is None else clients
+    return build_engine(EngineConfig(kind, "cpu", dtype), method, config, reached, STREAM)

@@ -30,7 +30,7 @@ def state(round: int = 3) -> ServerState:
 
 
 def same(a: ServerState, b: ServerState) -> bool:
-    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer), (a.memory, b.memory))
+    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer), (a.method, b.method))
     return a.round == b.round and all(
         x.keys() == y.keys() and all((x[n] == y[n]).all() for n in x) for x, y in pairs
     )

@@ -4,18 +4,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowdup.client import ClientConfig, batch_plan, clip_norm
+from flowdup.batches import batch_plan
+from flowdup.client import ClientConfig
 from flowdup.errors import ConfigError
 from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import Stream
-from flowdup.rank_one import Outer
+from flowdup.rank_one import FactoredGradient, Outer
 
 
 @given(st.integers(1, 120), st.integers(2, 50), st.integers(1, 3), st.integers(0, 5))
 def test_every_epoch_uses_every_point_once_in_halves_that_differ_by_one_at_most(
-    points: int, size: int, epochs: int, lane: int
+    points: int, size: int, epochs: int, position: int
 ) -> None:
-    plan = batch_plan(Stream(0), points, ClientConfig(epochs, size), lane)
+    plan = batch_plan(Stream(0), position, points, epochs, size)
     per_epoch = -(-points // size)
     assert plan.shape == (epochs * per_epoch, size)
     for rows in np.split(plan, epochs):
@@ -26,12 +27,11 @@ def test_every_epoch_uses_every_point_once_in_halves_that_differ_by_one_at_most(
     assert (first >= 1).all()
 
 
-def test_epochs_lanes_and_streams_have_orders_of_their_own() -> None:
-    config = ClientConfig(2, 10)
-    first, second = np.split(batch_plan(Stream(0), 30, config, 0), 2)
-    other_lane = batch_plan(Stream(0), 30, config, 1)[:3]
-    other_stream = batch_plan(Stream(1), 30, config, 0)[:3]
-    assert len({a.tobytes() for a in (first, second, other_lane, other_stream)}) == 4
+def test_epochs_positions_and_streams_have_orders_of_their_own() -> None:
+    first, second = np.split(batch_plan(Stream(0), 0, 30, 2, 10), 2)
+    other_position = batch_plan(Stream(0), 1, 30, 2, 10)[:3]
+    other_stream = batch_plan(Stream(1), 0, 30, 2, 10)[:3]
+    assert len({a.tobytes() for a in (first, second, other_position, other_stream)}) == 4
 
 
 @pytest.mark.parametrize("settings", [{"epochs": 0}, {"batch_size": 1}, {"clip": -1}])
@@ -78,17 +78,17 @@ def test_unknown_optimizers_and_rates_that_are_not_positive_are_refused() -> Non
 
 def test_a_long_gradient_is_cut_to_the_limit_and_a_short_one_left() -> None:
     grads = {"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}
-    cut, _ = clip_norm(grads, {}, 1.0)
+    cut = FactoredGradient(grads, {}).clipped(1.0).dense
     assert (cut["a"].item(), cut["b"].item()) == pytest.approx((0.6, 0.8))
-    assert clip_norm(grads, {}, 6.0) == (grads, {})
-    assert clip_norm({"a": torch.zeros(2)}, {}, 1.0)[0]["a"].tolist() == [0, 0]
+    assert FactoredGradient(grads, {}).clipped(6.0) == (grads, {})
+    assert FactoredGradient({"a": torch.zeros(2)}, {}).clipped(1.0).dense["a"].tolist() == [0, 0]
 
 
 def test_an_outer_product_counts_in_the_norm_as_the_matrix_that_it_is() -> None:
     outer = Outer(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0, 1.0]))
     grads = {"b": torch.tensor([4.0])}
     matrix = {"w": torch.outer(outer.g, outer.a)}
-    whole, _ = clip_norm(grads | matrix, {}, 1.0)
-    rest, cut = clip_norm(grads, {"w": outer}, 1.0)
+    whole = FactoredGradient(grads | matrix, {}).clipped(1.0).dense
+    rest, cut = FactoredGradient(grads, {"w": outer}).clipped(1.0)
     assert torch.allclose(rest["b"], whole["b"])
     assert torch.allclose(torch.outer(*cut["w"]), whole["w"])

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import METHODS, SPEC, STREAM, engine, method, ragged_clients, told
+from small import METHODS, SPEC, STREAM, broadcast, engine, first_task, method, ragged_clients
 from torch.func import grad
 
-from flowdup.client import ClientConfig, batch_plan, clip_norm
+from flowdup.aggregation import mean, total
+from flowdup.batches import batch_plan
+from flowdup.client import ClientConfig
 from flowdup.data import ClientData
 from flowdup.engines import EngineConfig, Question, build_engine
 from flowdup.engines.batched import BatchedEngine
@@ -16,6 +18,7 @@ from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
 from flowdup.methods import Batch, MethodConfig, Params, Parts
 from flowdup.optimizers import OptimizerConfig
+from flowdup.rank_one import FactoredGradient
 from flowdup.server import ServerConfig, initial_state, train
 from flowdup.soon import Soon
 
@@ -31,9 +34,10 @@ def psi_after(kind: str, name: str, dtype: str, local: str, at_once: int = 0) ->
     m = method(name, precision)
     config = ClientConfig(2, 10, 0.5, LOCAL[local])
     server = ServerConfig(4, 5, 0.6, True, 0.5, OptimizerConfig("sgd", 0.5, momentum=0.5))
-    runner = build_engine(EngineConfig(kind, "cpu", dtype, at_once), m, config)
+    settings = EngineConfig(kind, "cpu", dtype, at_once)
+    runner = build_engine(settings, m, config, ragged_clients(), STREAM)
     state = initial_state(server, m, STREAM, torch.device("cpu"), precision)
-    for result in train(server, m, runner, ragged_clients(), state, STREAM):
+    for result in train(server, m, runner, state, STREAM):
         state = result.state
         assert torch.isfinite(result.loss)
     return state.psi
@@ -62,7 +66,7 @@ def test_padding_changes_nothing_against_batches_cut_by_hand(name: str) -> None:
     params = {n: p.double() for n, p in m.init(STREAM).items()}
     config = ClientConfig(1, 10, 0.5, LOCAL["sgd"])
     for data in ragged_clients():
-        plan = batch_plan(STREAM, len(data), config, 0)
+        plan = batch_plan(STREAM.child("order", 1), 0, len(data), 1, 10)
         now = params
         for row in plan:
             first, second = (half[half >= 0] for half in (row[:5], row[5:]))
@@ -70,10 +74,11 @@ def test_padding_changes_nothing_against_batches_cut_by_hand(name: str) -> None:
             y = torch.full((len(order),), -1) if data.y is None else data.y[order]
             ones = torch.ones(len(order), dtype=torch.float64)
             batch = Batch(data.x[order], y.clamp(min=0), ones, (y >= 0).double())
-            gradient, _ = clip_norm(grad(m.loss)(now, batch, params | told(m)), {}, 0.5)
+            gradient = grad(m.loss)(now, batch, params | broadcast(m))
+            gradient = FactoredGradient(gradient, {}).clipped(0.5).dense
             now = {n: p - 0.02 * gradient[n] for n, p in now.items()}
-        runner = engine("batched", m, "float64", config)
-        found = runner.train(params, [data], {0: 0}, STREAM, told(m)).delta
+        runner = engine("batched", m, "float64", config, [data])
+        found = total(runner.train(first_task(m, params))).delta
         assert distance(found, {n: now[n] - params[n] for n in now}) < 1e-12
 
 
@@ -89,10 +94,9 @@ def test_a_cohort_as_ragged_as_femnists_wastes_less_than_30_percent_on_padding(s
     m = method("fedavg", model="mlp")
     config = ClientConfig(1, 20, 0.0, LOCAL["sgd"])
     clients = [ClientData(torch.zeros(n, 1, 8, 8, dtype=torch.uint8)) for n in sizes.tolist()]
+    task = first_task(m, m.init(STREAM), 100)
     batched, alone = (
-        engine(kind, m, "float32", config).train(
-            m.init(STREAM), clients, {i: i for i in range(100)}, STREAM, {}
-        )
+        mean(task.psi, engine(kind, m, "float32", config, clients).train(task))
         for kind in ("batched", "sequential")
     )
     assert 0 < alone.padding < batched.padding < 0.3
@@ -118,10 +122,10 @@ def test_unknown_engines_devices_and_precisions_are_refused() -> None:
         with pytest.raises(ConfigError):
             EngineConfig(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        build_engine(EngineConfig(device="abacus"), m, ClientConfig())
+        build_engine(EngineConfig(device="abacus"), m, ClientConfig(), [], STREAM)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="use the device cpu"):
-            build_engine(EngineConfig(device="cuda"), m, ClientConfig())
+            build_engine(EngineConfig(device="cuda"), m, ClientConfig(), [], STREAM)
 
 
 def trained(**settings: Any) -> Params:
@@ -130,9 +134,10 @@ def trained(**settings: Any) -> Params:
     parts = Parts("cnn-small", SPEC, STREAM, "cpu", torch.float32, config.compute_dtype())
     m = MethodConfig.from_table(METHODS["flowdup"]).build(parts)
     server = ServerConfig(2, 5, optimizer=OptimizerConfig("sgd", 0.5))
-    runner = build_engine(config, m, ClientConfig(2, 10, 0.5, LOCAL["sgd"]))
+    client = ClientConfig(2, 10, 0.5, LOCAL["sgd"])
+    runner = build_engine(config, m, client, ragged_clients(), STREAM)
     state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
-    *_, last = train(server, m, runner, ragged_clients(), state, STREAM)
+    *_, last = train(server, m, runner, state, STREAM)
     return last.state.psi
 
 
@@ -152,9 +157,11 @@ def test_bf16_is_near_float32_and_psi_stays_float32(kind: str) -> None:
 def test_on_a_cpu_clients_run_one_by_one_where_a_batch_is_much_work() -> None:
     for model, kind in (("mlp", BatchedEngine), ("cnn-small", BatchedEngine)):
         m = method("fedavg", model=model)
-        assert isinstance(build_engine(EngineConfig(device="cpu"), m, ClientConfig()), kind)
+        assert isinstance(
+            build_engine(EngineConfig(device="cpu"), m, ClientConfig(), [], STREAM), kind
+        )
     large = ClientConfig(batch_size=2000)
-    runner = build_engine(EngineConfig(device="cpu"), method("fedavg"), large)
+    runner = build_engine(EngineConfig(device="cpu"), method("fedavg"), large, [], STREAM)
     assert isinstance(runner, SequentialEngine)
 
 

@@ -4,21 +4,21 @@ import math
 
 import pytest
 import torch
-from small import METHODS, client, method, told
+from small import METHODS, broadcast, client, first_task, method
 from torch import Tensor
 from torch.func import grad
 
-from flowdup.client import ClientConfig, client_update
+from flowdup.batches import batch_plan, local_batches
+from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data import ClientData
-from flowdup.engines.base import local_batches, on_device
 from flowdup.methods import Batch, Method, Params
 from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
 
 
 def batches(data: ClientData, size: int = 20) -> Batch:
-    config = ClientConfig(batch_size=size)
-    return on_device(local_batches(data, config, Stream(0), 0), torch.device("cpu"), torch.float64)
+    plan = batch_plan(Stream(0), 0, len(data), 1, size)
+    return local_batches(data, plan, torch.device("cpu"), torch.float64)
 
 
 def batch(data: ClientData, size: int = 20) -> Batch:
@@ -44,7 +44,7 @@ def noisy(params: Params) -> Params:
 def test_gradients_are_those_of_finite_differences(name: str, labeled: bool) -> None:
     m = method(name, torch.float64)
     params, data = noisy(doubles(m)), batch(client(0, 13, labeled))
-    start = params | told(m)
+    start = params | broadcast(m)
     found = grad(m.loss)(params, data, start)
     for number in range(8):
         direction = {
@@ -119,7 +119,7 @@ def test_an_unlabeled_client_moves_only_through_the_regularizer() -> None:
 def test_a_method_of_labels_alone_learns_nothing_from_an_unlabeled_client(name: str) -> None:
     m = method(name, torch.float64)
     params, data = noisy(doubles(m)), batch(client(1, 20, labeled=False))
-    gradient = grad(m.loss)(params, data, params | told(m))
+    gradient = grad(m.loss)(params, data, params | broadcast(m))
     assert all((g == 0).all() for g in gradient.values())
     assert not m.learns_unlabeled
 
@@ -149,10 +149,10 @@ def test_a_client_update_is_as_many_gradient_steps_as_there_are_batches(name: st
     params = noisy(doubles(m))
     steps = batches(client(0, 27), 10)
     config = ClientConfig(clip=0.0, optimizer=OptimizerConfig("sgd", 0.1, weight_decay=0.01))
-    update = client_update(m, config, params, steps, told(m))
-    found, now = update.whole(), params
+    reply = ClientUpdate(m, config)(first_task(m, params), steps)
+    found, now = reply.whole_delta(), params
     for i in range(3):
-        gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | told(m))
+        gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | broadcast(m))
         now = {n: p - 0.1 * (gradient[n] + 0.01 * p) for n, p in now.items()}
     assert all(torch.allclose(found[n], now[n] - params[n], atol=1e-12) for n in params)
 

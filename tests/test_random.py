@@ -41,8 +41,8 @@ def test_drawing_less_gives_a_prefix_of_drawing_more(seed: int, a: int, b: int) 
 @given(st.integers(0, 2**40), st.integers(1, 6), st.integers(1, 30))
 def test_lanes_drawn_together_are_lanes_drawn_apart(first: int, count: int, n: int) -> None:
     stream = Stream(1).child("lanes")
-    together = stream.lanes(first, count, n)
-    apart = [stream.lanes(first + i, 1, n)[0] for i in range(count)]
+    together = stream.substreams(first, count, n)
+    apart = [stream.substreams(first + i, 1, n)[0] for i in range(count)]
     assert (together == np.stack(apart)).all()
     assert len({row.tobytes() for row in together}) == count or n == 0
 
@@ -91,7 +91,7 @@ def test_distinct_numbers_are_as_many_as_asked_for(n: int, more: int, seed: int)
 
 
 def test_every_set_of_distinct_numbers_is_equally_likely() -> None:
-    lanes = Stream(0).lanes(0, 10_000, 2)
+    lanes = Stream(0).substreams(0, 10_000, 2)
     counts = Counter(frozenset(distinct(iter(lane), 2, 5)) for lane in lanes.tolist())
     assert len(counts) == 10
     assert all(900 < count < 1100 for count in counts.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small import METHODS, STREAM, engine, method, ragged_clients
+from small import METHODS, STREAM, engine, method
 from torch import nn
 
 from flowdup.client import ClientConfig
@@ -51,7 +51,7 @@ def psi_after_five_rounds(kind: str, name: str, local: str) -> Params:
     server = ServerConfig(5, 6, 0.6, True, 0.5, OptimizerConfig("adam", 0.02, eps=1e-3))
     state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float64)
     runner = engine(kind, m, "float64", client)
-    *_, last = train(server, m, runner, ragged_clients(), state, STREAM)
+    *_, last = train(server, m, runner, state, STREAM)
     return last.state.psi
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import SPEC, STREAM, client, engine, method, population, ragged_clients
+from small import SPEC, STREAM, client, engine, first_task, method, population
 from test_methods import batch, batches, doubles, noisy
 from torch import Tensor, nn
 from torch.func import grad
 
-from flowdup.client import ClientConfig, client_update
+from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.config import Config, load_config, read_config
 from flowdup.cost import measure
 from flowdup.data import ClientData, InputSpec
@@ -35,11 +35,8 @@ def rounds(m: Method, kind: str, number: int) -> Params:
     config = ClientConfig(1, 10, 1.0, OptimizerConfig("sgd", 0.05))
     server = ServerConfig(number, 5, optimizer=OptimizerConfig("adam", 1e-3))
     state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
-    for result in train(
-        server, m, engine(kind, m, "float32", config), ragged_clients(), state, STREAM
-    ):
-        state = result.state
-    return state.psi
+    *_, last = train(server, m, engine(kind, m, "float32", config), state, STREAM)
+    return last.state.psi
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -110,9 +107,9 @@ def test_the_proximal_term_pulls_towards_where_the_round_began() -> None:
 )
 def test_mu_follows_the_rule(losses: list[float], period: int, mu: float) -> None:
     m = build({"name": "fedprox", "mu": mu, "period": period}, SPEC, "mlp")
-    memory, expected, falls, before = m.memory(), mu, 0, math.nan
+    state, expected, falls, before = m.server_state(), mu, 0, math.nan
     for i, loss in enumerate(losses, 1):
-        memory = m.adapt(memory, torch.tensor(loss))
+        state = m.update_server_state(state, torch.tensor(loss))
         if i % period == 0:
             mean = sum(losses[i - period : i]) / period
             falls = falls + 1 if mean < before - 1e-6 else 0
@@ -121,7 +118,7 @@ def test_mu_follows_the_rule(losses: list[float], period: int, mu: float) -> Non
             elif falls >= 5:
                 expected = max(0.0, expected - 0.1)
             before = mean
-        assert float(memory["mu"]) == pytest.approx(expected, abs=1e-5)
+        assert float(state["mu"]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_mu_stands_in_the_metrics_and_survives_a_restart(tmp_path: Path) -> None:
@@ -259,8 +256,8 @@ def test_em_learns_how_often_classes_occur_and_leaves_theta_as_fedavg_has_it() -
     config = ClientConfig(clip=0.0, optimizer=OptimizerConfig("sgd", 0.1))
     theta = {n: params[f"theta.{n}"] for n in plain.f.shapes}
     mine, fedavg = (
-        client_update(m, config, params, steps, {}),
-        client_update(plain, config, theta, steps, {}),
+        ClientUpdate(m, config)(first_task(m, params), steps),
+        ClientUpdate(plain, config)(first_task(plain, theta), steps),
     )
     assert all(torch.equal(mine.delta[f"theta.{n}"], d) for n, d in fedavg.delta.items())
 
@@ -273,7 +270,8 @@ def test_em_learns_the_shares_of_rare_and_of_frequent_classes() -> None:
     config = ClientConfig(1, 20, 1.0, OptimizerConfig("sgd", 0.1))
     server = ServerConfig(200, 3, decay=0.7, optimizer=OptimizerConfig("adam", 5e-3))
     state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
-    *_, last = train(server, m, engine("batched", m, "float32", config), clients, state, STREAM)
+    runner = engine("batched", m, "float32", config, clients)
+    *_, last = train(server, m, runner, state, STREAM)
     assert torch.allclose(last.state.psi["pi"], shares, atol=5e-3)
 
 

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowdup.engines import Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.random import Stream
 from flowdup.server import ServerConfig, sample_cohort
 
 
-def labeled(yes: int, no: int) -> np.ndarray:
-    return np.array([True] * yes + [False] * no)
+def roster(yes: int, no: int) -> Roster:
+    return Roster(np.arange(yes), np.arange(yes, yes + no))
 
 
 @given(
@@ -21,7 +22,7 @@ def test_a_cohort_has_its_labeled_share(
     yes: int, no: int, size: int, alpha: float, seed: int
 ) -> None:
     config = ServerConfig(cohort=size, alpha=alpha)
-    cohort = sample_cohort(config, labeled(yes, no), True, Stream(seed))
+    cohort = sample_cohort(config, roster(yes, no), True, Stream(seed))
     assert len(cohort) == size
     assert sum(i < yes for i in cohort) == (round(alpha * size) if no else size)
     assert all(0 <= i < yes + no for i in cohort)
@@ -29,26 +30,26 @@ def test_a_cohort_has_its_labeled_share(
 
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 99))
 def test_a_method_of_labels_alone_gets_labeled_clients_alone(yes: int, no: int, seed: int) -> None:
-    cohort = sample_cohort(ServerConfig(cohort=20), labeled(yes, no), False, Stream(seed))
+    cohort = sample_cohort(ServerConfig(cohort=20), roster(yes, no), False, Stream(seed))
     assert len(cohort) == 20 and max(cohort) < yes
 
 
 @given(st.integers(10, 30), st.integers(10, 30), st.integers(0, 99))
 def test_without_replacement_nobody_stands_twice(yes: int, no: int, seed: int) -> None:
     config = ServerConfig(cohort=20, alpha=0.5, replacement=False)
-    cohort = sample_cohort(config, labeled(yes, no), True, Stream(seed))
+    cohort = sample_cohort(config, roster(yes, no), True, Stream(seed))
     assert len(set(cohort)) == 20
 
 
 def test_with_replacement_few_labeled_clients_fill_a_large_cohort() -> None:
-    cohort = sample_cohort(ServerConfig(cohort=100), labeled(5, 50), True, Stream(0))
+    cohort = sample_cohort(ServerConfig(cohort=100), roster(5, 50), True, Stream(0))
     assert set(cohort[:90]) == {0, 1, 2, 3, 4}
 
 
 def test_without_replacement_too_few_clients_are_an_error_with_a_remedy() -> None:
     config = ServerConfig(cohort=100, replacement=False)
     with pytest.raises(ConfigError, match=r"90 labeled clients and there are 5: lower"):
-        sample_cohort(config, labeled(5, 50), True, Stream(0))
+        sample_cohort(config, roster(5, 50), True, Stream(0))
 
 
 @given(
@@ -57,9 +58,12 @@ def test_without_replacement_too_few_clients_are_an_error_with_a_remedy() -> Non
 def test_two_ranges_with_replacement_give_the_cohort_of_an_array(
     yes: int, no: int, size: int, alpha: float, seed: int
 ) -> None:
-    config, ranges = ServerConfig(cohort=size, alpha=alpha), (range(yes), range(yes, yes + no))
+    config, ranges = (
+        ServerConfig(cohort=size, alpha=alpha),
+        Roster(range(yes), range(yes, yes + no)),
+    )
     found, array = (
-        sample_cohort(config, who, True, Stream(seed)) for who in (ranges, labeled(yes, no))
+        sample_cohort(config, who, True, Stream(seed)) for who in (ranges, roster(yes, no))
     )
     assert found == array
 
@@ -67,7 +71,7 @@ def test_two_ranges_with_replacement_give_the_cohort_of_an_array(
 @given(st.integers(10, 30), st.integers(10, 30), st.integers(0, 99))
 def test_nobody_stands_twice_in_a_cohort_of_ranges(yes: int, no: int, seed: int) -> None:
     config = ServerConfig(cohort=20, alpha=0.5, replacement=False)
-    cohort = sample_cohort(config, (range(yes), range(yes, yes + no)), True, Stream(seed))
+    cohort = sample_cohort(config, Roster(range(yes), range(yes, yes + no)), True, Stream(seed))
     assert len(set(cohort)) == 20
     assert sum(i < yes for i in cohort) == 10 and max(cohort) < yes + no
 
@@ -79,7 +83,7 @@ def test_a_cohort_of_a_billion_clients_takes_no_more_memory_than_one_of_few(
     config = ServerConfig(cohort=1000, replacement=replacement)
     peaks = []
     for clients in (10**4, 10**9):
-        groups = (range(clients // 2), range(clients // 2, clients))
+        groups = Roster(range(clients // 2), range(clients // 2, clients))
         tracemalloc.start()
         cohort = sample_cohort(config, groups, True, Stream(0))
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -91,19 +95,19 @@ def test_a_cohort_of_a_billion_clients_takes_no_more_memory_than_one_of_few(
 def test_too_few_clients_in_a_range_are_an_error_with_a_remedy() -> None:
     config = ServerConfig(cohort=100, replacement=False)
     with pytest.raises(ConfigError, match=r"90 labeled clients and there are 5: lower"):
-        sample_cohort(config, (range(5), range(5, 55)), True, Stream(0))
+        sample_cohort(config, Roster(range(5), range(5, 55)), True, Stream(0))
     with pytest.raises(TrainingError, match="no training client has a label"):
-        sample_cohort(config, (range(0), range(5)), True, Stream(0))
+        sample_cohort(config, Roster(range(0), range(5)), True, Stream(0))
 
 
 def test_no_labeled_client_at_all_is_an_error() -> None:
     with pytest.raises(TrainingError, match="no training client has a label"):
-        sample_cohort(ServerConfig(), labeled(0, 5), True, Stream(0))
+        sample_cohort(ServerConfig(), roster(0, 5), True, Stream(0))
 
 
 def test_every_round_has_its_own_cohort_and_every_client_its_turn() -> None:
     rounds = [
-        sample_cohort(ServerConfig(cohort=10, alpha=0.5), labeled(50, 50), True, Stream(0).child(r))
+        sample_cohort(ServerConfig(cohort=10, alpha=0.5), roster(50, 50), True, Stream(0).child(r))
         for r in range(200)
     ]
     assert len({tuple(c) for c in rounds}) == 200

@@ -11,11 +11,11 @@ from flowdup.server import initial_state, train
 def run(entry: Entry, pace: Pace) -> None:
     work, config = entry.work, EngineConfig(device=entry.device, **settings(entry.variant))
     method = work.build(entry.device, config.compute_dtype())
-    engine = build_engine(config, method, work.local)
-    server, clients = work.server(entry.rounds), work.population()
+    engine = build_engine(config, method, work.local, work.population(), STREAM)
+    server = work.server(entry.rounds)
     state = initial_state(server, method, STREAM, config.torch_device(), config.torch_dtype())
     pace.ready()
-    for result in train(server, method, engine, clients, state, STREAM):
+    for result in train(server, method, engine, state, STREAM):
         psi = result.state.psi
         pace(lambda psi=psi: psi)
 

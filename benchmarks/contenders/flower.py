@@ -45,7 +45,7 @@ def workplace(text: str, threads: int) -> tuple[Any, ...]:
 def train_client(message: Message, context: Context) -> Message:
     task = message.content["config"]
     work, net, clients, visits = workplace(task["entry"], task["threads"])
-    number, order = visits[task["round"] - 1][task["lane"]]
+    number, order = visits[task["round"] - 1][task["position"]]
     x, y = clients[number]
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     train(net, x[order], y[order], work)
@@ -68,8 +68,8 @@ class Paced(FedAvg):
         if server_round == 1:
             self.pace.ready(flwr=version("flwr"), ray=ray.__version__)
         task = {"entry": self.entry.to_json(), "threads": self.threads, "round": server_round}
-        for lane, node in enumerate(nodes):
-            content = {"arrays": arrays, "config": ConfigRecord(task | {"lane": lane})}
+        for position, node in enumerate(nodes):
+            content = {"arrays": arrays, "config": ConfigRecord(task | {"position": position})}
             yield Message(RecordDict(content), node, "train")
 
     def aggregate_train(

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowdup.client import ClientConfig, batch_plan
+from flowdup.batches import batch_plan
+from flowdup.client import ClientConfig
 from flowdup.data import ClientData, InputSpec
+from flowdup.engines import Roster
 from flowdup.methods import Method, MethodConfig, Parts
 from flowdup.optimizers import OptimizerConfig
 from flowdup.params import Params
@@ -92,22 +94,23 @@ class Work:
         return ClientData(x, own[torch.randint(len(own), (points,), generator=draw)])
 
     def visits(self, rounds: int, device: str = "cpu") -> list[list[tuple[int, Tensor]]]:
-        """By round and lane: a client, and its points in the order in which flowdup visits them.
+        """By round and position: a client, and its points in the order in which flowdup visits them.
 
         Other contenders get these ready-made; flowdup draws them in each round.
         """
         server, sizes = self.server(rounds), self.sizes()
-        everyone = np.ones(self.clients, bool)
+        everyone = Roster(np.arange(self.clients), np.arange(0))
         return [
             [
-                (chosen, self._order(number, sizes[chosen], lane).to(device))
-                for lane, chosen in enumerate(
+                (chosen, self._order(number, sizes[chosen], position).to(device))
+                for position, chosen in enumerate(
                     sample_cohort(server, everyone, False, STREAM.child("cohort", number))
                 )
             ]
             for number in range(1, rounds + 1)
         ]
 
-    def _order(self, number: int, points: int, lane: int) -> Tensor:
-        plan = batch_plan(STREAM.child("order", number), points, self.local, lane)
+    def _order(self, number: int, points: int, position: int) -> Tensor:
+        orders, local = STREAM.child("order", number), self.local
+        plan = batch_plan(orders, position, points, local.epochs, local.batch_size)
         return torch.from_numpy(plan[plan >= 0])

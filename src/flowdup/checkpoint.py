@@ -24,7 +24,7 @@ from flowdup.methods import Method, MethodConfig
 from flowdup.random import Stream
 from flowdup.server import ServerState
 
-FORMAT = 1
+FORMAT = 2
 _HEADER = "checkpoint.json"
 _REMEDY = "restore the folder from a copy, or train again"
 
@@ -66,7 +66,7 @@ def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> N
             f"training diverged by round {state.round}: lower client.optimizer.lr or "
             "server.optimizer.lr; the checkpoint before is intact"
         )
-    groups = {"psi": state.psi, "server": state.optimizer, "memory": state.memory}
+    groups = {"psi": state.psi, "server": state.optimizer, "method": state.method}
     tensors = {f"{g}/{n}": t.cpu().clone() for g, ts in groups.items() for n, t in ts.items()}
     content = save_tensors(tensors)
     sha256 = hashlib.sha256(content).hexdigest()
@@ -98,7 +98,7 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
         raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
     try:
         tensors = load_tensors(content)
-        groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}, "memory": {}}
+        groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}, "method": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition("/")
             groups[group][rest] = tensor
@@ -107,7 +107,7 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
         spec = FederationSpec(**table | {"inputs": read_spec(table["inputs"]), "method": method})
     except (SafetensorError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint ({error}): {_REMEDY}") from None
-    return spec, ServerState(header["round"], groups["psi"], groups["server"], groups["memory"])
+    return spec, ServerState(header["round"], groups["psi"], groups["server"], groups["method"])
 
 
 def read_spec(table: dict[str, Any]) -> InputSpec:

@@ -18,7 +18,7 @@ from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
 from flowdup.data.sources import SOURCES, data_folder, named
-from flowdup.engines.distributed import leads
+from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, summary
@@ -31,7 +31,7 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-console = Console(quiet=not leads())
+console = Console(quiet=not is_main_process())
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Settings = Annotated[
@@ -246,7 +246,7 @@ def _percent(value: float | None) -> str:
 
 
 def main() -> None:
-    if not leads():
+    if not is_main_process():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     try:
         app()

@@ -1,20 +1,17 @@
 """ClientUpdate, the paper's algorithm 2: what one client does in one round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import grad_and_value
 
-from flowdup.methods import Batch, Objective, Params
+from flowdup.messages import Reply, Task
+from flowdup.methods.base import Batch, Objective
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
-from flowdup.random import Stream
-from flowdup.rank_one import Factors, Outer, RankOne
+from flowdup.params import Params
+from flowdup.rank_one import FactoredParams, Outer, applied_once, gradient_and_value
 from flowdup.settings import check_range
 
 
@@ -31,144 +28,85 @@ class ClientConfig:
         check_range("client.clip", self.clip, 0)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
+    def steps(self, points: int) -> int:
+        """How many local steps a client with so many points takes in a round."""
+        return self.epochs * -(-points // self.batch_size)
+
 
 class Local(NamedTuple):
     """What a client has in hand between two local steps."""
 
-    dense: Params  # psi, without the matrices that have factors
-    slots: State  # its optimiser's
-    factors: dict[str, Factors]  # of what it added to the other matrices
+    psi: FactoredParams
+    optimizer: State
 
 
 class Step(NamedTuple):
     local: Local
-    change: dict[str, Outer]  # of the matrices that have factors
+    change: dict[str, Outer]  # of the factored matrices
     loss: Tensor
 
 
-class Update(NamedTuple):
-    delta: Params  # psi - psi_start, without the matrices that have factors
-    factors: dict[str, Factors]  # theirs
-    loss: Tensor  # mean of the objective over the steps taken
-
-    def whole(self) -> Params:
-        """psi - psi_start."""
-        return self.delta | {n: f.product() for n, f in self.factors.items()}
+LocalStep = Callable[[Params, Local, Batch, Tensor], Step]
 
 
-def batch_plans(
-    stream: Stream, config: ClientConfig, points: Mapping[int, int]
-) -> dict[int, NDArray[np.int64]]:
-    """By lane, which point stands in which row of which local batch; -1: none.  # [steps, B]
+@dataclass(frozen=True)
+class ClientUpdate:
+    """The algorithm for one method; `factored` names matrices kept as factors (`rank_one.py`)."""
 
-    `points` says how many a lane's client has.  Each epoch has an order of its own.  A short last
-    batch of n points puts ceil(n/2) of them at the start of the first half and the others at the
-    start of the second, so both stay random halves, and one point alone generates a model though
-    nothing is left to evaluate it on.
-    """
-    first, longest = min(points), max(points.values())
-    lanes, sizes = (np.fromiter(part, np.int64) for part in (points, points.values()))
-    epochs = []
-    for epoch in range(config.epochs):
-        words = stream.child(epoch).lanes(first, max(points) - first + 1, longest)[lanes - first]
-        words[np.arange(longest) >= sizes[:, None]] = np.iinfo(words.dtype).max  # sorted to the end
-        orders = np.full((len(lanes), longest + 1), -1, np.int64)
-        orders[:, :-1] = np.argsort(words, axis=1, kind="stable")
-        epochs.append(orders)
-    plans: dict[int, NDArray[np.int64]] = {}
-    for n in np.unique(sizes):
-        alike, places = np.flatnonzero(sizes == n), _places(int(n), config.batch_size)
-        whole = np.concatenate([orders[alike][:, places] for orders in epochs], axis=1)
-        plans |= zip(lanes[alike].tolist(), whole, strict=True)
-    return {lane: plans[lane] for lane in points}
+    method: Objective
+    config: ClientConfig
+    factored: tuple[str, ...] = ()
 
+    @classmethod
+    def for_task(
+        cls, method: Objective, config: ClientConfig, task: Task, batch: Batch
+    ) -> "ClientUpdate":
+        """With all of the method's rank-one matrices factored that a loss on this batch allows."""
+        if not method.rank_one or not Optimizer(config.optimizer).plain:
+            return cls(method, config)
 
-def batch_plan(stream: Stream, points: int, config: ClientConfig, lane: int) -> NDArray[np.int64]:
-    """That of one lane."""
-    return batch_plans(stream, config, {lane: points})[lane]
+        def loss(psi: Params) -> Tensor:
+            return method.loss(psi, batch, task.start)
 
+        return cls(method, config, applied_once(loss, task.psi, method.rank_one))
 
-@cache
-def _places(points: int, size: int) -> NDArray[np.int64]:
-    """Where the points of an epoch stand, by their place in its order; -1: none.  # [steps, B]"""
-    plan = np.full((-(-points // size), size), -1, np.int64)
-    half = (size + 1) // 2
-    for row, start in zip(plan, range(0, points, size), strict=True):
-        batch = np.arange(start, min(start + size, points))
-        first = (batch.size + 1) // 2
-        row[:first] = batch[:first]
-        row[half : half + batch.size - first] = batch[first:]
-    return plan
+    def __call__(
+        self, task: Task, batches: Batch, step: LocalStep | None = None, most_steps: int = 0
+    ) -> Reply:
+        """All local steps of a round; `batches` holds them, [steps, B, ...].
 
+        `step` is a faster version of this one's own, made for clients with `most_steps`.
+        """
+        steps = batches.x.shape[0]
+        step, most_steps = step or self.step, most_steps or steps
+        local, losses = self.begin(task.psi, most_steps), []
+        for number, place in enumerate(torch.eye(steps, most_steps).to(batches.present)):
+            batch = Batch(*(t[number] for t in batches))
+            local, _, loss = step(task.start, local, batch, place)
+            losses.append(loss)
+        delta = {n: p - task.psi[n] for n, p in local.psi.dense.items()}
+        points, rows = int(batches.present.sum()), batches.present.numel()
+        return Reply(task.round, delta, torch.stack(losses).mean(), points, rows, local.psi.factors)
 
-def clip_norm(
-    grads: Params, outer: dict[str, Outer], limit: float
-) -> tuple[Params, dict[str, Outer]]:
-    """g <- g min(1, limit / ||g||), the norm taken over all parameters together."""
-    squares = [g.square().sum() for g in grads.values()] + [o.square() for o in outer.values()]
-    scale = limit / torch.stack(squares).sum().sqrt().clamp(min=limit)
-    return (
-        {n: g * scale for n, g in grads.items()},
-        {n: Outer(o.g * scale, o.a) for n, o in outer.items()},
-    )
+    def begin(self, psi: Params, most_steps: int) -> Local:
+        """What a client starts from that will take so many steps at most."""
+        own = FactoredParams.start(psi, self.factored, most_steps)
+        return Local(own, Optimizer(self.config.optimizer).init(own.dense))
 
+    def step(self, start: Params, local: Local, batch: Batch, place: Tensor) -> Step:
+        """psi <- GradientUpdate(psi, g; eta_l) on one local batch.
 
-def begin(method: Objective, config: ClientConfig, params: Params, steps: int) -> Local:
-    """What a client starts from that will take so many steps at most."""
-    optimizer = Optimizer(config.optimizer)
-    names = method.rank_one if optimizer.plain else ()
-    dense = {n: p for n, p in params.items() if n not in names}
-    return Local(dense, optimizer.init(dense), {n: Factors.none(params[n], steps) for n in names})
+        `start` is what the server sent; `place` [most_steps] is 1 where this step stands.
+        """
 
+        def loss(psi: Params) -> Tensor:
+            return self.method.loss(psi, batch, start)
 
-def local_step(
-    method: Objective,
-    config: ClientConfig,
-    start: Params,
-    local: Local,
-    batch: Batch,
-    place: Tensor,
-) -> Step:
-    """psi <- GradientUpdate(psi, g; eta_l) on one local batch.
-
-    `start` is what the server sent, `place` [steps] is 1 where the step stands among its client's.
-    """
-
-    def objective(dense: Params, probes: dict[str, Outer]) -> Tensor:
-        matrices: Any = {
-            n: RankOne(start[n], factors, probes[n]) for n, factors in local.factors.items()
-        }
-        return method.loss(dense | matrices, batch, start)
-
-    probes = {n: Outer.zeros(start[n]) for n in local.factors}
-    (grads, outer), loss = grad_and_value(objective, (0, 1))(local.dense, probes)
-    if config.clip:
-        grads, outer = clip_norm(grads, outer, config.clip)
-    dense, slots = Optimizer(config.optimizer).step(local.dense, grads, local.slots)
-    change = {n: Outer(-config.optimizer.lr * g, a) for n, (g, a) in outer.items()}
-    factors = {n: f.put(change[n], place) for n, f in local.factors.items()}
-    return Step(Local(dense, slots, factors), change, loss)
-
-
-LocalStep = Callable[[Params, Local, Batch, Tensor], Step]  # what `local_step` is for a method
-
-
-def client_update(
-    method: Objective,
-    config: ClientConfig,
-    params: Params,
-    batches: Batch,
-    told: Params,
-    step: LocalStep | None = None,  # the same as `local_step`, but faster
-    room: int = 0,  # for how many steps that one was made; 0: any
-) -> Update:
-    """All local steps of a round; `batches` holds them, [steps, B, ...]."""
-    steps = batches.x.shape[0]
-    step, room = step or partial(local_step, method, config), room or steps
-    local, losses = begin(method, config, params, room), []
-    for number, place in enumerate(torch.eye(steps, room).to(batches.present)):
-        batch = Batch(*(t[number] for t in batches))
-        local, _, loss = step(params | told, local, batch, place)
-        losses.append(loss)
-    delta = {n: p - params[n] for n, p in local.dense.items()}
-    return Update(delta, local.factors, torch.stack(losses).mean())
+        g, value = gradient_and_value(loss, start, local.psi)
+        if self.config.clip:
+            g = g.clipped(self.config.clip)
+        optimizer = Optimizer(self.config.optimizer)
+        dense, state = optimizer.step(local.psi.dense, g.dense, local.optimizer)
+        change = {n: o.scaled(-self.config.optimizer.lr) for n, o in g.outer.items()}
+        factors = {n: f.put(change[n], place) for n, f in local.psi.factors.items()}
+        return Step(Local(FactoredParams(dense, factors), state), change, value)

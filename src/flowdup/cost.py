@@ -1,17 +1,16 @@
 """What a method asks of one client: numbers learned, bytes sent, operations done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowdup.client import ClientConfig, client_update
+from flowdup.batches import batch_plan, local_batches
+from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData, InputSpec
-from flowdup.engines.base import local_batches, on_device
-from flowdup.methods import Method, Params
+from flowdup.messages import Task
+from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
-
-_FLOAT = 4  # bytes of a number on the wire
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,13 @@ def measure(
     first = next(iter(psi.values()))
     x = torch.zeros(points, *inputs.shape, dtype=getattr(torch, inputs.dtype))
     client = ClientData(x, torch.zeros(points, dtype=torch.int64))
-    batches = on_device(local_batches(client, config, Stream(0), 0), first.device, first.dtype)
-    told = {n: method.memory()[n].to(first) for n in method.told}
+    plan = batch_plan(Stream(0), 0, points, config.epochs, config.batch_size)
+    batches = local_batches(client, plan, first.device, first.dtype)
+    broadcast = {n: method.server_state()[n].to(first) for n in method.broadcast}
+    task = Task(1, psi, broadcast, {0: 0})
+    update = ClientUpdate.for_task(method, config, task, Batch(*(t[0] for t in batches)))
     with FlopCounterMode(display=False) as training:
-        client_update(method, config, psi, batches, told)
+        reply = update(task, batches)
     x = x.to(first.device)
     with torch.no_grad(), FlopCounterMode(display=False) as personalizing:
         theta = method.personalize(psi, x, x.new_ones(points, dtype=first.dtype))
@@ -49,8 +51,8 @@ def measure(
     return Cost(
         points,
         parameters,
-        _FLOAT * (parameters + sum(t.numel() for t in told.values())),
-        _FLOAT * parameters,
+        task.bytes,
+        replace(reply, delta=reply.whole_delta(), factors={}).bytes,
         training.get_total_flops(),
         personalizing.get_total_flops(),
         predicting.get_total_flops(),

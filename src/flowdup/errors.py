@@ -19,3 +19,7 @@ class CheckpointError(FlowdupError):
 
 class TrainingError(FlowdupError):
     """Training cannot go on: it diverged, or no client can take part."""
+
+
+class MessageError(FlowdupError):
+    """What came from a client is not a reply to the task that it was sent."""

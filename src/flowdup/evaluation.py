@@ -72,7 +72,7 @@ def _held_out(
     scores: list[float | None] = [None] * len(clients)
     halves = {}
     for i, client in enumerate(clients):
-        order = torch.from_numpy(np.argsort(stream.lanes(i, 1, len(client))[0], kind="stable"))
+        order = torch.from_numpy(np.argsort(stream.substreams(i, 1, len(client))[0], kind="stable"))
         if len(client) > 1:
             halves[i] = order.tensor_split(2)
     questions = [Question(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]

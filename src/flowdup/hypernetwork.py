@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
 from flowdup.models.network import Network
-from flowdup.params import Params, part, prefixed
+from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
 from flowdup.rank_one import apply
 from flowdup.settings import check_range
@@ -64,7 +64,7 @@ class Hypernetwork:
 
     def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
         """r(X) = (1 / |X|) sum over x in X of h1(x)."""  # [embedding]
-        h1 = part(params, "h1.")
+        h1 = strip_prefix(params, "h1.")
         chunks = zip(*(torch.split(t, self.config.chunk) for t in (x, present)), strict=True)
         total = sum(
             (here @ self.h1(h1, rows) for rows, here in chunks), start=present.new_zeros(())

@@ -1,6 +1,6 @@
 """SGD and Adam as pure functions, for clients and for the server.
 
-An optimiser's state is a dict of tensors: slot names to what it remembers of each parameter.
+An optimiser's state is a dict of tensors: what it remembers of each parameter, `momentum/NAME`.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
-from flowdup.params import Params
+from flowdup.params import Params, pack, prefixed, unpack
 from flowdup.settings import check_range
 
 State = dict[str, Tensor]
@@ -48,7 +48,9 @@ class Optimizer:
 
     def init(self, params: Params) -> State:
         state = {
-            f"{slot}/{n}": torch.zeros_like(p) for slot in self._slots() for n, p in params.items()
+            f"{kind}/{n}": torch.zeros_like(p)
+            for kind in self._moments()
+            for n, p in params.items()
         }
         if self.config.name == "adam":
             state["steps"] = next(iter(params.values())).new_zeros(())
@@ -64,29 +66,24 @@ class Optimizer:
             grads = {n: g + decay * params[n] for n, g in grads.items()}
         return (self._adam if self.config.name == "adam" else self._sgd)(params, grads, state, lr)
 
-    def step_together(
-        self, params: Params, grads: Params, state: State, rate: float = 1.0, sign: int = 1
+    def step_along(
+        self, params: Params, delta: Params, state: State, rate: float = 1.0
     ) -> tuple[Params, State]:
-        """`step` on all parameters as one vector, whose gradient may be given with the other sign:
-        few operations, however many parameters there are.  What it returns are views of vectors.
+        """`step` with the gradient -delta, on all parameters as one vector: few operations, however
+        many parameters there are.  What it returns are views of vectors.
         """
-
-        def join(tensors: Params, prefix: str = "") -> Tensor:
-            return torch.cat([tensors[prefix + n].reshape(-1) for n in params])
-
-        def split(vector: Tensor, prefix: str = "") -> Params:
-            parts = torch.split(vector, [p.numel() for p in params.values()])
-            return {
-                prefix + n: part.view_as(params[n]) for n, part in zip(params, parts, strict=True)
-            }
-
-        slots = {f"{slot}/": join(state, f"{slot}/") for slot in self._slots()}
+        moments = {
+            f"{kind}/": pack({n: state[f"{kind}/{n}"] for n in params}) for kind in self._moments()
+        }
         counters = {n: s for n, s in state.items() if "/" not in n}
-        new, slots = self.step({"": join(params)}, {"": sign * join(grads)}, slots | counters, rate)
-        parts = [split(v, n) if "/" in n else {n: v} for n, v in slots.items()]
-        return split(new[""]), {n: v for part in parts for n, v in part.items()}
+        gradient = -pack({n: delta[n] for n in params})
+        new, after = self.step({"": pack(params)}, {"": gradient}, moments | counters, rate)
+        parts = [
+            prefixed(n, unpack(v, params)) if n.endswith("/") else {n: v} for n, v in after.items()
+        ]
+        return unpack(new[""], params), {n: v for part in parts for n, v in part.items()}
 
-    def _slots(self) -> tuple[str, ...]:
+    def _moments(self) -> tuple[str, ...]:
         if self.config.name == "adam":
             return ("mean", "square")
         return ("momentum",) if self.config.momentum else ()

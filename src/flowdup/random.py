@@ -59,9 +59,9 @@ class Stream:
     """A named, endless sequence of random words: `Stream(seed).child("cohort", round)`.
 
     The key is the first 8 bytes (two little-endian words) of SHA-256 over the JSON text
-    `[seed, name, ...]` without spaces.  A stream has 2^64 lanes, independent sequences that are
-    drawn together cheaply (one per client of a cohort, say): word 4b + i of lane l is word i of
-    Philox at the counter (b mod 2^32, b div 2^32, l mod 2^32, l div 2^32).
+    `[seed, name, ...]` without spaces.  A stream has 2^64 substreams, independent sequences that
+    are drawn together cheaply (one per client of a cohort, say): word 4b + i of substream l is word
+    i of Philox at the counter (b mod 2^32, b div 2^32, l mod 2^32, l div 2^32).
     """
 
     seed: int
@@ -76,18 +76,18 @@ class Stream:
         digest = hashlib.sha256(text.encode()).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
-    def lanes(self, first: int, count: int, n: int) -> Words:
-        """The first n words of `count` lanes from lane `first` on."""  # [count, n]
+    def substreams(self, first: int, count: int, n: int) -> Words:
+        """The first n words of `count` substreams from number `first` on."""  # [count, n]
         blocks = np.arange(-(-n // 4), dtype=np.uint64)
-        lanes = np.arange(first, first + count, dtype=np.uint64)
+        numbers = np.arange(first, first + count, dtype=np.uint64)
         counter = np.empty((count, blocks.size, 4), np.uint32)
         counter[..., 0], counter[..., 1] = blocks & _LOW, blocks >> _SHIFT
-        counter[..., 2], counter[..., 3] = (lanes & _LOW)[:, None], (lanes >> _SHIFT)[:, None]
+        counter[..., 2], counter[..., 3] = (numbers & _LOW)[:, None], (numbers >> _SHIFT)[:, None]
         words: Words = philox(counter.reshape(-1, 4), self.key).reshape(count, 4 * blocks.size)
         return words[:, :n]
 
     def words(self, n: int) -> Words:
-        return self.lanes(0, 1, n).reshape(-1)
+        return self.substreams(0, 1, n).reshape(-1)
 
     def signs(self, n: int) -> NDArray[np.float32]:
         """-1 or +1: bit i mod 32 (least significant first) of word i div 32, zero meaning -1."""

@@ -26,7 +26,7 @@ from flowdup.config import Config, load_config, read_config, read_toml
 from flowdup.cost import Cost, measure
 from flowdup.data import ClientData, LazyClients, Population, load_population
 from flowdup.engines import Engine, build_engine
-from flowdup.engines.distributed import leads, wait_for_all
+from flowdup.engines.distributed import is_main_process, wait_for_all
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
@@ -35,7 +35,7 @@ from flowdup.personalize import load
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, write_report
-from flowdup.server import Round, ServerState, check_clients, initial_state, train
+from flowdup.server import Round, ServerState, check_roster, initial_state, train
 from flowdup.settings import to_toml
 from flowdup.soon import Soon
 
@@ -60,7 +60,9 @@ class Simulation:
         compute = config.engine.compute_dtype()
         parts = Parts(config.model, inputs, self.stream, self.device, self.dtype, compute)
         self.method: Method = config.method.build(parts)
-        self.engine: Engine = build_engine(config.engine, self.method, config.client)
+        self.engine: Engine = build_engine(
+            config.engine, self.method, config.client, population.train, self.stream
+        )
         self.federation = FederationSpec.of(
             config.seed, config.model, config.method.table(), inputs, self.method
         )
@@ -79,7 +81,7 @@ class Simulation:
 
         # in the order of `init`: sums over parameters must come out the same, in every process
         psi = {n: state.psi[n] for n in self.method.init(self.stream)}
-        return ServerState(state.round, here(psi), here(state.optimizer), here(state.memory))
+        return ServerState(state.round, here(psi), here(state.optimizer), here(state.method))
 
     def listing(self) -> bytes:
         return json.dumps(self.population.listing()).encode()
@@ -109,10 +111,8 @@ class Simulation:
         """
         config, waiting = self.config, deque[tuple[Round, Soon]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
-        for latest in train(
-            config.server, self.method, self.engine, self.population.train, state, self.stream
-        ):
-            waiting.append((latest, Soon([latest.loss, *latest.told.values()])))
+        for latest in train(config.server, self.method, self.engine, state, self.stream):
+            waiting.append((latest, Soon([latest.loss, *latest.broadcast.values()])))
             number = latest.state.round
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
             while waiting and (due or len(waiting) > ahead):
@@ -129,11 +129,11 @@ class Simulation:
 
 
 def _metrics(result: Round, numbers: Sequence[float]) -> Metrics:
-    loss, *told = numbers
+    loss, *broadcast = numbers
     return {
         "round": result.state.round,
         "loss": loss if math.isfinite(loss) else None,
-        **dict(zip(result.told, told, strict=True)),
+        **dict(zip(result.broadcast, broadcast, strict=True)),
         "padding": round(result.padding, 4),
     }
 
@@ -157,9 +157,9 @@ def train_run(
     if started:
         simulation.check_clients(out)
     state = simulation.load_state(checkpoint) if started else simulation.initial_state()
-    check_clients(config.server, simulation.method, simulation.population.train)
+    check_roster(config.server, simulation.method, simulation.engine.roster)
     wait_for_all()  # until everyone has read what the leading process may now change
-    if not leads():
+    if not is_main_process():
         for _ in simulation.rounds(state):
             pass
         return
@@ -195,7 +195,7 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
         "clients": [asdict(score) for score in scores],
         **provenance(simulation.device),
     }
-    if leads():
+    if is_main_process():
         write_atomic(out / "evaluation.json", json.dumps(result, indent=2).encode())
         write_report(out)
     return result

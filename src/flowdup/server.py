@@ -1,22 +1,19 @@
 """The server's side of a round, the paper's algorithm 1: cohort, mean of the updates, step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.data.clients import ClientData, LazyClients
-from flowdup.engines import Engine
+from flowdup.aggregation import Aggregation, mean
+from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
+from flowdup.messages import Task, schema_of
 from flowdup.methods import Method, Params
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.random import Stream, distinct
 from flowdup.settings import check_range
-
-Labeled = NDArray[np.bool_] | tuple[range, range]  # per client, or those with labels and without
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,14 @@ class ServerState:
     round: int
     psi: Params
     optimizer: State
-    memory: Params = field(default_factory=dict)  # the method's
+    method: Params = field(default_factory=dict)  # the method's own state
 
 
 @dataclass(frozen=True)
 class Round:
     state: ServerState
     loss: Tensor
-    told: Params  # what clients were told besides psi
+    broadcast: Params  # what clients were sent besides psi
     padding: float  # the share of the engine's rows that held no data
 
 
@@ -63,36 +60,31 @@ def initial_state(
     config: ServerConfig, method: Method, stream: Stream, device: torch.device, dtype: torch.dtype
 ) -> ServerState:
     psi = {n: p.to(device, dtype) for n, p in method.init(stream.child("psi")).items()}
-    memory = {n: m.to(device, dtype) for n, m in method.memory().items()}
-    return ServerState(0, psi, Optimizer(config.optimizer).init(psi), memory)
+    own = {n: s.to(device, dtype) for n, s in method.server_state().items()}
+    return ServerState(0, psi, Optimizer(config.optimizer).init(psi), own)
 
 
 def sample_cohort(
-    config: ServerConfig, labeled: Labeled, learns_unlabeled: bool, stream: Stream
+    config: ServerConfig, roster: Roster, learns_unlabeled: bool, stream: Stream
 ) -> list[int]:
-    """Client indices: round(alpha * cohort) labeled ones, then unlabeled ones.
+    """Client ids: round(alpha * cohort) labeled ones, then unlabeled ones.
 
     Labeled clients fill the whole cohort where the method cannot learn from others, or where there
     are no others.  From ranges one draws in time and memory of the cohort alone: without
     replacement by Floyd's algorithm, not by a permutation of all.
     """
-    having, lacking = (
-        labeled
-        if isinstance(labeled, tuple)
-        else (np.flatnonzero(labeled), np.flatnonzero(~labeled))
-    )
-    if not len(having):
+    if not len(roster.labeled_ids):
         raise TrainingError(
             "no training client has a label: give labels to some, or raise data.labeled_fraction"
         )
-    mixed = learns_unlabeled and len(lacking) > 0
+    mixed = learns_unlabeled and len(roster.unlabeled_ids) > 0
     share = round(config.alpha * config.cohort) if mixed else config.cohort
     cohort: list[int] = []
-    for name, group, count in (
-        ("labeled", having, share),
-        ("unlabeled", lacking, config.cohort - share),
+    for name, ids, count in (
+        ("labeled", roster.labeled_ids, share),
+        ("unlabeled", roster.unlabeled_ids, config.cohort - share),
     ):
-        draw, size = stream.child(name), len(group)
+        draw, size = stream.child(name), len(ids)
         if not config.replacement and count > size:
             raise ConfigError(
                 f"a cohort needs {count} {name} clients and there are {size}: lower "
@@ -100,48 +92,40 @@ def sample_cohort(
             )
         if config.replacement:
             chosen = draw.integers(count, max(size, 1)).tolist()
-        elif isinstance(group, range):
+        elif isinstance(ids, range):
             chosen = distinct(iter(draw.words(count).tolist()), count, size)
         else:
             chosen = draw.permutation(size)[:count].tolist()
-        cohort += [int(group[i]) for i in chosen]
+        cohort += [int(ids[i]) for i in chosen]
     return cohort
 
 
-def check_clients(config: ServerConfig, method: Method, clients: Sequence[ClientData]) -> None:
+def check_roster(config: ServerConfig, method: Method, roster: Roster) -> None:
     """Refuse clients of which no cohort can be drawn."""
-    sample_cohort(config, _labeled(clients), method.learns_unlabeled, Stream(0))
+    sample_cohort(config, roster, method.learns_unlabeled, Stream(0))
 
 
 def train(
     config: ServerConfig,
     method: Method,
     engine: Engine,
-    clients: Sequence[ClientData],
     state: ServerState,
     stream: Stream,
+    aggregate: Aggregation = mean,
 ) -> Iterator[Round]:
     """Yield every round from `state.round + 1` to `config.rounds`."""
-    labeled = _labeled(clients)
-    optimizer = Optimizer(config.optimizer)
+    optimizer, schema = Optimizer(config.optimizer), schema_of(state.psi)
     for number in range(state.round + 1, config.rounds + 1):
         chosen = sample_cohort(
-            config, labeled, method.learns_unlabeled, stream.child("cohort", number)
+            config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
         )
-        cohort = dict(enumerate(chosen))
-        told = {n: state.memory[n] for n in method.told}
-        update = engine.train(state.psi, clients, cohort, stream.child("order", number), told)
-        gradient = dict(
-            zip(update.delta, torch._foreach_neg([*update.delta.values()]), strict=True)
+        broadcast = {n: state.method[n] for n in method.broadcast}
+        task = Task(number, state.psi, broadcast, dict(enumerate(chosen)))
+        replies = (reply.check(number, schema) for reply in engine.train(task))
+        update = aggregate(state.psi, replies)
+        psi, memory = optimizer.step_along(
+            state.psi, update.delta, state.optimizer, config.rate(number)
         )
-        psi, slots = optimizer.step_together(
-            state.psi, gradient, state.optimizer, config.rate(number)
-        )
-        state = ServerState(number, psi, slots, method.adapt(state.memory, update.loss))
-        yield Round(state, update.loss, told, update.padding)
-
-
-def _labeled(clients: Sequence[ClientData]) -> Labeled:
-    if isinstance(clients, LazyClients):
-        return clients.labeled, clients.unlabeled
-    return np.array([client.labeled for client in clients])
+        own = method.update_server_state(state.method, update.loss)
+        state = ServerState(number, psi, memory, own)
+        yield Round(state, update.loss, broadcast, update.padding)

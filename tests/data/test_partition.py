@@ -102,7 +102,7 @@ def test_overlapping_clients_have_one_lane_each_and_are_drawn_one_at_a_time() ->
     made = make_clients(Recipe(10, overlap=True), x, y, torch.arange(len(y)), 50, stream)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    lanes = stream.child("points").lanes(0, 50, 20_000)
+    lanes = stream.child("points").substreams(0, 50, 20_000)
     chosen = np.argsort(lanes, axis=1, kind="stable")[:, :10]
     assert [c.x.flatten().tolist() for c in made] == chosen.tolist()
     assert peak < 3 * 2**20  # all 50 lanes at once take 27 MiB

@@ -27,8 +27,10 @@ from small import SPEC, STREAM, client, engine, method
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flowdup.client import ClientConfig, batch_plan
+from flowdup.batches import batch_plan
+from flowdup.client import ClientConfig
 from flowdup.data import ClientData
+from flowdup.engines import Roster
 from flowdup.methods import Params
 from flowdup.optimizers import OptimizerConfig
 from flowdup.server import ServerConfig, ServerState, initial_state, sample_cohort, train
@@ -92,8 +94,8 @@ class Classifier(nn.Module):
 
 def here(case: Case, engine_name: str) -> Params:
     fedavg = method("fedavg")
-    runner = engine(engine_name, fedavg, "float32", case.local)
-    rounds = list(train(case.server, fedavg, runner, case.clients(), case.start(), STREAM))
+    runner = engine(engine_name, fedavg, "float32", case.local, case.clients())
+    rounds = list(train(case.server, fedavg, runner, case.start(), STREAM))
     assert len(rounds) == ROUNDS
     return rounds[-1].state.psi
 
@@ -126,15 +128,16 @@ def there(case: Case, weighting: type[WeightingStrategy] = WeightByUser) -> Para
 def visiting_order(case: Case) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
     """By round and place in its cohort, in this order: a client's points as we visit them."""
     clients, visits = case.clients(), {}
-    everyone = np.ones(len(clients), bool)
+    everyone = Roster(np.arange(len(clients)), np.arange(0))
     for number in range(1, ROUNDS + 1):
         cohort = sample_cohort(case.server, everyone, False, STREAM.child("cohort", number))
-        for lane, chosen in enumerate(cohort):
+        for position, chosen in enumerate(cohort):
             x, y = clients[chosen].x, clients[chosen].y
             assert y is not None
-            plan = batch_plan(STREAM.child("order", number), len(y), case.local, lane)
+            orders, local = STREAM.child("order", number), case.local
+            plan = batch_plan(orders, position, len(y), local.epochs, local.batch_size)
             order = torch.from_numpy(plan[plan >= 0])
-            visits[number, lane] = (x[order], y[order])
+            visits[number, position] = (x[order], y[order])
     return visits
 
 

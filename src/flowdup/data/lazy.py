@@ -24,7 +24,7 @@ def lazy_clients(
     `pool` has the numbers of the images that they may be made of; two clients may share some.  The
     first `labeled` clients have labels.
 
-    Client i is made from lane i of the stream: one word for its rotation, one for each of its
+    Client i is made from substream i of the stream: one word for its rotation, one for each of its
     classes, one for each of its points.  It does not depend on how many clients there are.  Each
     draws its classes for itself, all sets of them being equally likely.
     """
@@ -40,8 +40,7 @@ def lazy_clients(
     rotations = recipe.rotations or (0,)
 
     def make(number: int) -> ClientData:
-        lane = stream.lanes(number, 1, 1 + kinds + recipe.points)[0]
-        words = iter(lane.tolist())
+        words = iter(stream.substreams(number, 1, 1 + kinds + recipe.points)[0].tolist())
         turn = rotations[next(words) * len(rotations) >> 32]
         chosen = [piles[i] for i in sorted(distinct(words, kinds, len(piles)))]
         part = torch.cat([pile[distinct(words, size, len(pile))] for pile in chosen])

@@ -69,8 +69,8 @@ def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -
             "lower the number of clients or data.points, or set data.overlap to true"
         )
     if overlap:
-        lanes = (stream.lanes(hand, 1, pool.size)[0] for hand in range(hands))  # one in memory
-        return [pool[np.argsort(words, kind="stable")[:size]] for words in lanes]
+        draws = (stream.substreams(hand, 1, pool.size)[0] for hand in range(hands))  # one in memory
+        return [pool[np.argsort(words, kind="stable")[:size]] for words in draws]
     return list(pool[stream.permutation(pool.size)[: hands * size]].reshape(hands, size))
 
 
@@ -96,7 +96,7 @@ def _choose_classes(clients: int, per_client: int, classes: int, stream: Stream)
     """
     used = np.zeros(classes, np.int64)
     rows = []
-    for noise in stream.lanes(0, clients, classes):
+    for noise in stream.substreams(0, clients, classes):
         row = np.lexsort((noise, used))[:per_client]
         used[row] += 1
         rows.append(row)

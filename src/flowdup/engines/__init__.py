@@ -1,21 +1,23 @@
 """Where the clients of a round run.  Engines differ in speed only, never in what psi becomes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.client import ClientConfig
-from flowdup.engines.base import Engine, Question
+from flowdup.data.clients import ClientData
+from flowdup.engines.base import Engine, Question, Roster
 from flowdup.engines.batched import BatchedEngine
-from flowdup.engines.distributed import DistributedEngine, local_rank, several
+from flowdup.engines.distributed import DistributedEngine, is_distributed, local_rank
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
 from flowdup.methods import Method
 from flowdup.random import Stream
 from flowdup.settings import check_range
 
-__all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "build_engine"]
+__all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "Roster", "build_engine"]
 
 _HEAVY = 100e6  # operations
 
@@ -58,8 +60,15 @@ class EngineConfig:
         return torch.bfloat16 if self.precision == "bf16" else None
 
 
-def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> Engine:
-    """The engine that a configuration asks for; under torchrun, for this process's share.
+def build_engine(
+    config: EngineConfig,
+    method: Method,
+    client: ClientConfig,
+    clients: Sequence[ClientData],
+    stream: Stream,
+) -> Engine:
+    """The engine that a configuration asks for, with its clients; under torchrun, for this
+    process's share of every cohort.  Clients draw their batches from the stream.
 
     On a GPU this sets, for the whole process, the current GPU and what torch's products of float32
     are made of.
@@ -76,13 +85,13 @@ def build_engine(config: EngineConfig, method: Method, client: ClientConfig) -> 
     name = config.name
     if name == "auto":
         name = "sequential" if not on_gpu and _heavy(method, client, dtype) else "batched"
+    common = method, client, clients, stream, device, dtype
     engine: Engine
     if name == "sequential":
-        engine = SequentialEngine(method, client, device, dtype, config.compile)
+        engine = SequentialEngine(*common, config.compile)
     else:
-        compiled = on_gpu and config.compile
-        engine = BatchedEngine(method, client, device, dtype, config.clients_at_once, compiled)
-    return DistributedEngine(engine, device, dtype) if several() else engine
+        engine = BatchedEngine(*common, config.clients_at_once, on_gpu and config.compile)
+    return DistributedEngine(engine, device, dtype) if is_distributed() else engine
 
 
 def _heavy(method: Method, client: ClientConfig, dtype: torch.dtype) -> bool:

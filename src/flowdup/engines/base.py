@@ -1,15 +1,31 @@
 """What an engine is: where the clients of a round do their work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.client import ClientConfig, batch_plan
 from flowdup.data.clients import ClientData, LazyClients
-from flowdup.methods import Batch, Params
-from flowdup.random import Stream
+from flowdup.messages import Reply, Task
+from flowdup.params import Params
+
+Ids = NDArray[np.int64] | range
+
+
+class Roster(NamedTuple):
+    """The ids of the clients that an engine can reach, all that a server knows of them."""
+
+    labeled_ids: Ids
+    unlabeled_ids: Ids
+
+    @classmethod
+    def of(cls, clients: Sequence[ClientData]) -> "Roster":
+        if isinstance(clients, LazyClients):
+            return cls(clients.labeled, clients.unlabeled)
+        labeled = np.array([client.labeled for client in clients], bool)
+        return cls(np.flatnonzero(labeled), np.flatnonzero(~labeled))
 
 
 class Question(NamedTuple):
@@ -19,59 +35,15 @@ class Question(NamedTuple):
     query: Tensor  # [m, *shape]
 
 
-Cohort = Mapping[int, int]  # by lane of the round's orders, which client draws its batches there
-
-
-class CohortUpdate(NamedTuple):
-    delta: Params  # the mean of all members' updates
-    loss: Tensor  # the mean of their objectives
-    padding: float  # the share of the rows worked on that held no data
-
-
 class Engine(Protocol):
-    def train(
-        self,
-        params: Params,
-        clients: Sequence[ClientData],
-        cohort: Cohort,
-        orders: Stream,
-        told: Params,
-    ) -> CohortUpdate:
-        """One round of ClientUpdate for the members of a cohort.
+    """Runs ClientUpdate for clients of its own: in memory, made on demand, or elsewhere."""
 
-        `told` is what the server tells clients besides the parameters.
-        """
+    roster: Roster
+
+    def train(self, task: Task) -> Iterator[Reply]:
+        """Every member's reply to a task, or sums of several members' replies."""
         ...
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         """Every client's own predictions, [m] classes each."""
         ...
-
-
-def longest(clients: Sequence[ClientData]) -> int:
-    """The most points that one of them has, if known; 0 where asking would make them all."""
-    if isinstance(clients, LazyClients):
-        return clients.points
-    return max(map(len, clients)) if isinstance(clients, list) else 0
-
-
-def local_batches(client: ClientData, config: ClientConfig, orders: Stream, lane: int) -> Batch:
-    """All of a client's local batches of one round, [steps, B, ...]."""
-    plan = torch.from_numpy(batch_plan(orders, len(client), config, lane))
-    rows, present = plan.clamp(min=0), plan >= 0
-    x = client.x.index_select(0, rows.flatten())  # ten times as fast as client.x[rows]
-    x = x.reshape(*rows.shape, *client.x.shape[1:])
-    y = torch.full_like(rows, -1) if client.y is None else client.y[rows]
-    return Batch(_channels_last(x), y.clamp(min=0), present, present & (y >= 0))
-
-
-def on_device(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
-    x, y, present, labeled = (t.to(device, non_blocking=True) for t in batch)
-    return Batch(x, y, present.to(dtype), labeled.to(dtype))
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """Images [steps, B, channels, height, width] as they are, but laid out pixel by pixel: much
-    faster through convolutions and pooling.
-    """
-    return x.movedim(2, -1).contiguous().movedim(-1, 2) if x.ndim == 5 else x

@@ -1,43 +1,34 @@
-"""The whole cohort as one tensor program: `vmap` of ClientUpdate's steps over lanes of clients.
+"""The whole cohort as one tensor program: `vmap` of ClientUpdate's steps over slots of clients.
 
 On a GPU the clients' points stay there, a step is compiled and replayed (`program.py`), and the
 host never waits for it.  The result is the reference engine's up to rounding.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from flowdup.client import ClientConfig, batch_plans
+from flowdup.batches import Plan, PointPool, batch_plans, input_bytes, most_points
+from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question, longest
+from flowdup.engines.base import Question, Roster
 from flowdup.engines.joined import Joined
-from flowdup.engines.lanes import Lanes, advance, lanes_needed, schedule
-from flowdup.engines.pool import Pool, size
 from flowdup.engines.program import Captured, Eager
+from flowdup.engines.slots import Slots, advance, schedule, slots_needed
 from flowdup.errors import TrainingError
+from flowdup.messages import Reply, Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
 _POINTS = 10_000  # that go through personalised models at once
 _SHARE = 0.25  # of a GPU's free memory, which clients' points may take for good
 
-Plans = list[NDArray[np.int64]]
-Fixed = tuple[Params, Params]  # psi, and what the server tells besides
+Fixed = tuple[Params, Params]  # psi, and what is broadcast besides
 Inputs = tuple[Tensor | Batch, Tensor]
-
-
-class Resident(NamedTuple):
-    """What is known of all clients, so that programs last for every cohort."""
-
-    clients: Sequence[ClientData]
-    pool: Pool | None  # None: there are too many points, or clients are made when asked for
-    longest: int  # the most points that one of them has, 0: unknown
 
 
 class BatchedEngine:
@@ -45,57 +36,52 @@ class BatchedEngine:
         self,
         method: Method,
         config: ClientConfig,
+        clients: Sequence[ClientData],
+        stream: Stream,
         device: torch.device,
         dtype: torch.dtype,
         clients_at_once: int = 0,  # 0: as many as fit
         compiled: bool = False,
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
+        self.clients, self.stream, self.roster = clients, stream, Roster.of(clients)
         self.clients_at_once, self.compiled = clients_at_once, compiled
-        self.resident = Resident((), None, 0)
-        self.captured: Captured[Lanes] | None = None
+        self.update: ClientUpdate | None = None
+        self.captured: Captured[Slots] | None = None
         self.joined: Joined  # of psi, once a round brings it
 
-    def train(
-        self,
-        params: Params,
-        clients: Sequence[ClientData],
-        cohort: Cohort,
-        orders: Stream,
-        told: Params,
-    ) -> CohortUpdate:
-        members = {number: clients[number] for number in cohort.values()}
-        pool = self._pool(clients, members)
-        points = {lane: len(members[number]) for lane, number in cohort.items()}
-        plans = list(batch_plans(orders, self.config, points).values())
-        first = [pool.first[number] for number in cohort.values()]
-        self.joined = Joined(self.method, params)
-        lanes, rows = self._run(plans, first, pool, (self.joined.join(params), told))
-        mean = torch._foreach_div([*lanes.total.values(), lanes.loss], len(cohort))
-        found = self.joined.split(dict(zip(lanes.total, mean, strict=False)))
-        delta = {n: found[n] for n in params}
-        padding = 1 - self.config.epochs * sum(points.values()) / rows
-        return CohortUpdate(delta, mean[-1], padding)
+    def train(self, task: Task) -> Iterator[Reply]:
+        """One reply, the sum of all."""
+        members = {number: self.clients[number] for number in task.cohort.values()}
+        pool = self.resident or PointPool.of(members, self.device)
+        points = {position: len(members[number]) for position, number in task.cohort.items()}
+        orders = self.stream.child("order", task.round)
+        plans = batch_plans(orders, points, self.config.epochs, self.config.batch_size)
+        first = [pool.first[number] for number in task.cohort.values()]
+        slots, rows = self._run(task, [*plans.values()], first, pool)
+        delta = self.joined.split(slots.delta)
+        done = self.config.epochs * sum(points.values())
+        yield Reply(task.round, delta, slots.loss, done, rows, clients=len(task.cohort))
 
-    def _pool(self, clients: Sequence[ClientData], members: Mapping[int, ClientData]) -> Pool:
-        if clients is not self.resident.clients:
-            self.resident, self.captured = self._settle(clients), None  # which has the old pool
-        return self.resident.pool or Pool.of(members, self.device)
-
-    def _settle(self, clients: Sequence[ClientData]) -> Resident:
-        if self.device.type != "cuda" or not isinstance(clients, list):
-            return Resident(clients, None, longest(clients))
+    @cached_property
+    def resident(self) -> PointPool | None:
+        """All clients' points, on a GPU, for good; None: there are too many, or clients are made
+        when asked for.
+        """
+        if self.device.type != "cuda" or not isinstance(self.clients, list):
+            return None
         free, _ = torch.cuda.mem_get_info(self.device)
-        fits = size(clients) <= _SHARE * free
-        pool = Pool.of(dict(enumerate(clients)), self.device) if fits else None
-        return Resident(clients, pool, longest(clients))
+        fits = input_bytes(self.clients) <= _SHARE * free
+        return PointPool.of(dict(enumerate(self.clients)), self.device) if fits else None
 
-    def _run(self, plans: Plans, first: list[int], pool: Pool, fixed: Fixed) -> tuple[Lanes, int]:
-        """All clients' steps, in half as many lanes where they do not fit in memory."""
-        count = lanes_needed(list(map(len, plans)), self.clients_at_once)
+    def _run(
+        self, task: Task, plans: list[Plan], first: list[int], pool: PointPool
+    ) -> tuple[Slots, int]:
+        """All clients' steps, in half as many slots where they do not fit in memory."""
+        count = slots_needed(list(map(len, plans)), self.clients_at_once)
         while True:
             try:
-                return self._run_in(count, plans, first, pool, fixed)
+                return self._run_in(count, task, plans, first, pool)
             except torch.OutOfMemoryError as error:
                 self.captured = None
                 torch.cuda.empty_cache()
@@ -107,17 +93,19 @@ class BatchedEngine:
                 self.clients_at_once = count = -(-count // 2)
 
     def _run_in(
-        self, count: int, plans: Plans, first: list[int], pool: Pool, fixed: Fixed
-    ) -> tuple[Lanes, int]:
+        self, count: int, task: Task, plans: list[Plan], first: list[int], pool: PointPool
+    ) -> tuple[Slots, int]:
         steps = max(map(len, plans))
-        if self.captured and self.captured.state.hold(steps):
+        if self.captured and self.captured.state.can_hold(steps):
             count = self.captured.state.width
         dealt = schedule(plans, first, count)
-        points, marks = (self._send(torch.from_numpy(part)).unbind() for part in dealt)
-        stays = pool is self.resident.pool
-        program: Eager[Lanes] | Captured[Lanes] | None = None
-        for rows, mark in zip(points, marks, strict=True):
-            inputs = rows if stays else pool.batch(rows, self.dtype), mark
+        points, progress = (self._send(torch.from_numpy(part)).unbind() for part in dealt)
+        if self.update is None:
+            self._prepare(task, pool.batch(points[0][0], self.dtype))
+        fixed = self.joined.join(task.psi), task.broadcast
+        program: Eager[Slots] | Captured[Slots] | None = None
+        for rows, now in zip(points, progress, strict=True):
+            inputs = rows if pool is self.resident else pool.batch(rows, self.dtype), now
             program = program or self._program(fixed, count, steps, inputs)
             program(*inputs)
         assert program is not None
@@ -128,30 +116,35 @@ class BatchedEngine:
             return numbers
         return numbers.pin_memory().to(self.device, non_blocking=True)
 
+    def _prepare(self, task: Task, batch: Batch) -> None:
+        """Once, on the first batch: what every client runs."""
+        self.joined = Joined(self.method, task.psi)
+        update = ClientUpdate.for_task(self.method, self.config, task, batch)
+        self.update = replace(update, method=self.joined)
+
     def _program(
         self, fixed: Fixed, count: int, steps: int, inputs: Inputs
-    ) -> Eager[Lanes] | Captured[Lanes]:
+    ) -> Eager[Slots] | Captured[Slots]:
         """One that is ready for a round."""
-
-        def idle(steps: int) -> Lanes:
-            return Lanes.idle(self.joined, self.config, fixed[0], count, steps)
-
+        assert self.update is not None
         if not self.compiled:
-            return Eager(self._step, fixed, idle(steps))
-        if self.captured is None or not self.captured.state.hold(steps):
+            return Eager(self._step, fixed, Slots.idle(self.update, fixed[0], count, steps))
+        if self.captured is None or not self.captured.state.can_hold(steps):
             self.captured = None
-            most = self.config.epochs * -(-self.resident.longest // self.config.batch_size)
-            self.captured = Captured(self._step, fixed, idle(max(steps, most)), *inputs)
+            most = max(steps, self.config.steps(most_points(self.clients)))
+            idle = Slots.idle(self.update, fixed[0], count, most)
+            self.captured = Captured(self._step, fixed, idle, *inputs)
         self.captured.begin(fixed)
         self.captured.state.clear()
         return self.captured
 
-    def _step(self, fixed: Fixed, lanes: Lanes, points: Tensor | Batch, marks: Tensor) -> Lanes:
-        """`points` are rows of the pool that stays, or a batch of another."""
+    def _step(self, fixed: Fixed, slots: Slots, points: Tensor | Batch, progress: Tensor) -> Slots:
+        """`points` are rows of the resident pool, or a batch of another."""
         if isinstance(points, Tensor):
-            assert self.resident.pool is not None
-            points = self.resident.pool.batch(points, self.dtype)
-        return advance(self.joined, self.config, *fixed, lanes, points, marks)
+            assert self.resident is not None
+            points = self.resident.batch(points, self.dtype)
+        assert self.update is not None
+        return advance(self.update, *fixed, slots, points, progress)
 
     @torch.no_grad()
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
@@ -161,12 +154,12 @@ class BatchedEngine:
 
         answers: dict[int, Tensor] = {}
         sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
-        for lanes in _by_size(sizes, self.clients_at_once):
-            group = [questions[i] for i in lanes]
+        for members in _by_size(sizes, self.clients_at_once):
+            group = [questions[i] for i in members]
             present = _pad([torch.ones(q.x.shape[0], dtype=self.dtype) for q in group])
             inputs = (_pad([q.x for q in group]), present, _pad([q.query for q in group]))
             found = vmap(answer)(*(t.to(self.device) for t in inputs)).cpu()
-            for i, row in zip(lanes, found, strict=True):
+            for i, row in zip(members, found, strict=True):
                 answers[i] = row[: questions[i].query.shape[0]]
         return [answers[i] for i in range(len(questions))]
 

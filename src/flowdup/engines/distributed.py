@@ -1,74 +1,68 @@
 """Several processes, on one machine or many: each runs its share of a cohort (`torchrun`).
 
 Every process knows psi and the clients, draws the same cohort and takes the same server step, so
-one all-reduce of the update is all that they say to each other in a round.
+one all-reduce of the reply is all that they say to each other in a round.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Engine, Question
+from flowdup.aggregation import total
+from flowdup.engines.base import Engine, Question
+from flowdup.messages import Reply, Task
 from flowdup.methods import Params
-from flowdup.random import Stream
+from flowdup.params import pack, unpack
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Whether this process was started by torchrun as one of several."""
     return dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def leads() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that writes."""
-    return not several() or int(os.environ["RANK"]) == 0
+    return not is_distributed() or int(os.environ["RANK"]) == 0
 
 
 def local_rank() -> int:
-    return int(os.environ["LOCAL_RANK"]) if several() else 0
+    return int(os.environ["LOCAL_RANK"]) if is_distributed() else 0
 
 
 def wait_for_all() -> None:
-    if several():
+    if is_distributed():
         dist.barrier()
 
 
 class DistributedEngine:
-    """An engine for this process's share, and the sum over all processes.
-
-    `padding` is that of the share.
-    """
+    """An engine for this process's share, and the sum over all processes."""
 
     def __init__(self, engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
         self.engine, self.device, self.dtype = engine, device, dtype
+        self.roster = engine.roster
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def train(
-        self,
-        params: Params,
-        clients: Sequence[ClientData],
-        cohort: Cohort,
-        orders: Stream,
-        told: Params,
-    ) -> CohortUpdate:
-        share = dict(list(cohort.items())[self.rank :: self.size])
-        zero = torch.zeros((), device=self.device, dtype=self.dtype)
-        update = CohortUpdate({n: torch.zeros_like(p) for n, p in params.items()}, zero, 0.0)
-        if share:
-            update = self.engine.train(params, clients, share, orders, told)
-        weight = len(share) / len(cohort)
-        together = torch.cat(
-            [(weight * d).reshape(-1) for d in [*update.delta.values(), update.loss]]
+    def train(self, task: Task) -> Iterator[Reply]:
+        """One reply, the sum of all; its points and rows are those of this process's share."""
+        share = dict(list(task.cohort.items())[self.rank :: self.size])
+        zeros = {n: torch.zeros_like(p) for n, p in task.psi.items()}
+        reply = Reply(
+            task.round, zeros, torch.zeros((), device=self.device, dtype=self.dtype), 0, 1
         )
-        dist.all_reduce(together)
-        *deltas, loss = torch.split(together, [*(p.numel() for p in params.values()), 1])
-        delta = {n: d.view_as(params[n]) for n, d in zip(params, deltas, strict=True)}
-        return CohortUpdate(delta, loss.reshape(()), update.padding)
+        if share:
+            reply = total(self.engine.train(replace(task, cohort=share)))
+        sums = {n: reply.delta[n] for n in task.psi} | {"loss of all": reply.loss}
+        vector = pack(sums)
+        dist.all_reduce(vector)
+        sums = unpack(vector, sums)
+        loss = sums.pop("loss of all")
+        yield replace(reply, delta=sums, loss=loss, clients=len(task.cohort))
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         sizes = [q.query.shape[0] for q in questions]

@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from itertools import chain
 from typing import TypeVar
@@ -17,13 +16,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from flowdup.client import ClientConfig, LocalStep, Update, begin, client_update, local_step
+from flowdup.batches import batch_plan, local_batches, most_points
+from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, longest, on_device
+from flowdup.engines.base import Question, Roster
 from flowdup.engines.program import Traced
+from flowdup.messages import Reply, Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
-from flowdup.rank_one import Factors
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in malloc.h
 
@@ -36,70 +36,53 @@ class SequentialEngine:
         self,
         method: Method,
         config: ClientConfig,
+        clients: Sequence[ClientData],
+        stream: Stream,
         device: torch.device,
         dtype: torch.dtype,
         tracing: bool = True,
     ) -> None:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
-        self.tracing = tracing
-        self.known: Sequence[ClientData] = ()  # for which the next two are
+        self.clients, self.stream, self.roster = clients, stream, Roster.of(clients)
+        self.most_steps = config.steps(most_points(clients)) if tracing else 0  # 0: as written
+        self.update: ClientUpdate | None = None
         self.traced: Traced | None = None
-        self.room = 0
         self.workers = torch.get_num_threads() if device.type == "cpu" else 0
-        self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _settle)
+        self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _use_one_core)
         if sys.platform == "linux" and self.workers:
             _keep_memory()
         import_module("torch._dynamo")  # torch.func would, in several threads at once
 
-    def train(
-        self,
-        params: Params,
-        clients: Sequence[ClientData],
-        cohort: Cohort,
-        orders: Stream,
-        told: Params,
-    ) -> CohortUpdate:
-        def prepared() -> Iterator[Batch]:
-            for lane, number in cohort.items():
-                batches = local_batches(clients[number], self.config, orders, lane)
-                yield on_device(batches, self.device, self.dtype)
+    def train(self, task: Task) -> Iterator[Reply]:
+        orders = self.stream.child("order", task.round)
 
-        def update(batches: Batch) -> tuple[Update, int, int]:
-            made = (step, room) if len(batches.x) <= room else (None, 0)
-            done = client_update(self.method, self.config, params, batches, told, *made)
-            return done, int(batches.present.sum()), batches.present.numel()
+        def batches() -> Iterator[Batch]:
+            for position, number in task.cohort.items():
+                client = self.clients[number]
+                size = self.config.epochs, self.config.batch_size
+                plan = batch_plan(orders, position, len(client), *size)
+                yield local_batches(client, plan, self.device, self.dtype)
 
-        work = prepared()
+        work = batches()
         first = next(work)
-        step, room = self._step(clients, params, first, told)
-        total = {n: torch.zeros_like(p) for n, p in params.items()}
-        factors: dict[str, list[Factors]] = {}
-        losses, points, rows = [], 0, 0
-        for done, own_points, own_rows in self._map(update, chain([first], work)):
-            for name, change in done.delta.items():
-                total[name] += change
-            for name, own in done.factors.items():
-                factors.setdefault(name, []).append(own)
-            losses.append(done.loss)
-            points, rows = points + own_points, rows + own_rows
-        for name, parts in factors.items():
-            total[name] = Factors(*map(torch.cat, zip(*parts, strict=True))).product()
-        delta = {n: t / len(cohort) for n, t in total.items()}
-        return CohortUpdate(delta, torch.stack(losses).mean(), 1 - points / rows)
+        update, traced = self._prepare(task, Batch(*(t[0] for t in first)))
 
-    def _step(
-        self, clients: Sequence[ClientData], params: Params, batches: Batch, told: Params
-    ) -> tuple[LocalStep | None, int]:
-        """`local_step`, traced, with room for the longest client; None: as it is written."""
-        if clients is not self.known:
-            self.known, self.traced = clients, None
-            self.room = self.config.epochs * -(-longest(clients) // self.config.batch_size)
-        if self.traced is None and self.room and self.tracing:
-            local = begin(self.method, self.config, params, self.room)
-            example = (params | told, local, Batch(*(t[0] for t in batches)))
-            place = torch.eye(self.room)[0].to(batches.present)
-            self.traced = Traced(partial(local_step, self.method, self.config), *example, place)
-        return self.traced, self.room if self.traced else 0
+        def reply(batches: Batch) -> Reply:
+            if traced and len(batches.x) <= self.most_steps:
+                return update(task, batches, traced, self.most_steps)
+            return update(task, batches)
+
+        yield from self._map(reply, chain([first], work))
+
+    def _prepare(self, task: Task, batch: Batch) -> tuple[ClientUpdate, Traced | None]:
+        """Once: what clients run, and its step traced, with room for the longest of them."""
+        if self.update is None:
+            self.update = ClientUpdate.for_task(self.method, self.config, task, batch)
+            if self.most_steps:
+                local = self.update.begin(task.psi, self.most_steps)
+                place = torch.eye(self.most_steps)[0].to(batch.present)
+                self.traced = Traced(self.update.step, task.start, local, batch, place)
+        return self.update, self.traced
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         @torch.no_grad()
@@ -125,7 +108,7 @@ class SequentialEngine:
             yield pending.popleft().result()
 
 
-def _settle() -> None:
+def _use_one_core() -> None:
     """A worker has one core, and takes numbers below 1e-38 for 0: some processors need a hundred
     times as long for them, and gradients of a sure prediction are full of them.
     """

@@ -42,7 +42,7 @@ class Objective(Protocol):
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         """The objective on one batch of one client.
 
-        `start` is what the server sent: what the round began with, and what it told besides.
+        `start` is what the server sent: psi as the round began, and what it broadcast besides.
         """
         ...
 
@@ -51,7 +51,7 @@ class Method(Objective, Protocol):
     f: Network  # the client's model
     learns_unlabeled: bool = False  # whether clients without any label take part in training
     fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
-    told: tuple[str, ...] = ()  # what of its memory the server tells clients, and the metrics show
+    broadcast: tuple[str, ...] = ()  # what of its server state clients are sent and metrics show
 
     def init(self, stream: Stream) -> Params:
         """What is trained and sent."""
@@ -61,13 +61,13 @@ class Method(Objective, Protocol):
         """The weights of one client's own model, from its unlabeled data x [n, *shape]."""
         ...
 
-    def memory(self) -> Params:
-        """What the server remembers between rounds besides psi."""
+    def server_state(self) -> Params:
+        """What the server keeps between rounds besides psi, at the start."""
         return {}
 
-    def adapt(self, memory: Params, loss: Tensor) -> Params:
-        """The memory after a round with this mean objective."""
-        return memory
+    def update_server_state(self, state: Params, loss: Tensor) -> Params:
+        """That after a round with this mean objective."""
+        return state
 
 
 def mean_loss(logits: Tensor, batch: Batch) -> Tensor:

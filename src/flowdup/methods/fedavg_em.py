@@ -27,7 +27,7 @@ from flowdup.errors import ConfigError
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.parts import Parts
 from flowdup.models.network import Weights
-from flowdup.params import Params, part, prefixed
+from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
 from flowdup.settings import check_range
 
@@ -59,10 +59,10 @@ class FedAvgEM(Method):
         pi = params["pi"]
         miss = (pi @ pi + 1) / 2 - pi[batch.y]  # [B]: ||pi - onehot(y)||^2 / 2
         share = batch.labeled @ miss / batch.labeled.sum().clamp(min=1)
-        return mean_loss(self.f(part(params, "theta."), batch.x), batch) + share
+        return mean_loss(self.f(strip_prefix(params, "theta."), batch.x), batch) + share
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
-        theta, log_pi = part(params, "theta."), params["pi"].clamp(min=_LEAST).log()
+        theta, log_pi = strip_prefix(params, "theta."), params["pi"].clamp(min=_LEAST).log()
         logits = torch.cat([self.f(theta, rows) for rows in torch.split(x, self.config.chunk)])
         shift = self.prior_shift(logits, log_pi, present)
         return theta | {self.bias: theta[self.bias] + shift}

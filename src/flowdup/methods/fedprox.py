@@ -43,7 +43,7 @@ class FedProxConfig:
 
 
 class FedProx(FedAvg):
-    told = ("mu",)
+    broadcast = ("mu",)
 
     def __init__(self, config: FedProxConfig, parts: Parts) -> None:
         super().__init__(FedAvgConfig(), parts)
@@ -53,7 +53,7 @@ class FedProx(FedAvg):
         distance = torch.stack([(p - start[n]).square().sum() for n, p in params.items()]).sum()
         return super().loss(params, batch, start) + start["mu"] / 2 * distance
 
-    def memory(self) -> Params:
+    def server_state(self) -> Params:
         """mu; the rounds of this period and their total loss; the mean of the period before; how
         many times in a row the mean has fallen.
         """
@@ -66,15 +66,15 @@ class FedProx(FedAvg):
             "falls": zero,
         }
 
-    def adapt(self, memory: Params, loss: Tensor) -> Params:
+    def update_server_state(self, state: Params, loss: Tensor) -> Params:
         if not self.config.adaptive:
-            return memory
-        rounds, total = memory["rounds"] + 1, memory["total"] + loss
+            return state
+        rounds, total = state["rounds"] + 1, state["total"] + loss
         mean, zero = total / rounds, torch.zeros_like(total)
-        falls = torch.where(mean < memory["before"], memory["falls"] + 1, zero)
-        change = _STEP * (mean > memory["before"]) - _STEP * (falls >= _FALLS)
-        mu = (memory["mu"] + change).clamp(min=0)
+        falls = torch.where(mean < state["before"], state["falls"] + 1, zero)
+        change = _STEP * (mean > state["before"]) - _STEP * (falls >= _FALLS)
+        mu = (state["mu"] + change).clamp(min=0)
         observed = {"mu": mu, "rounds": zero, "total": zero, "before": mean, "falls": falls}
-        waiting = memory | {"rounds": rounds, "total": total}
+        waiting = state | {"rounds": rounds, "total": total}
         due = rounds >= self.config.period
         return {n: torch.where(due, new, waiting[n]) for n, new in observed.items()}

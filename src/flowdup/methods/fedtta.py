@@ -30,7 +30,7 @@ from torch.func import grad
 from flowdup.methods.base import Batch, Method, mean_loss, sum_gradients
 from flowdup.methods.parts import Parts
 from flowdup.models.network import Network, Weights
-from flowdup.params import Params, part, prefixed
+from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
 from flowdup.settings import check_range
 
@@ -63,12 +63,12 @@ class FedTTA(Method):
         )
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
-        theta, phi = part(params, "theta."), part(params, "phi.")
+        theta, phi = strip_prefix(params, "theta."), strip_prefix(params, "phi.")
         gradient = grad(self.learned_loss)(theta, phi, batch.x, batch.present)
         return mean_loss(self.f(self._step(theta, gradient), batch.x), batch)
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
-        theta, phi = part(params, "theta."), part(params, "phi.")
+        theta, phi = strip_prefix(params, "theta."), strip_prefix(params, "phi.")
 
         def loss(theta: Weights, x: Tensor, present: Tensor) -> Tensor:
             return self.learned_loss(theta, phi, x, present)

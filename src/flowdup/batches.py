@@ -1,0 +1,123 @@
+"""Local batches: which point of a client stands in which row of which batch, and those rows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowdup.data.clients import ClientData, LazyClients
+from flowdup.methods.base import Batch
+from flowdup.random import Stream
+
+Plan = NDArray[np.int64]  # [steps, B]: the point in every row of every batch; -1: none
+
+
+def batch_plans(
+    orders: Stream, points: Mapping[int, int], epochs: int, size: int
+) -> dict[int, Plan]:
+    """The batches of a round by position in the cohort, for clients with so many points.
+
+    Each epoch has an order of its own.  A short last batch of n points puts ceil(n/2) of them at
+    the start of the first half and the others at the start of the second, so both stay random
+    halves, and one point alone generates a model though nothing is left to evaluate it on.
+    """
+    first, longest = min(points), max(points.values())
+    positions, sizes = (np.fromiter(part, np.int64) for part in (points, points.values()))
+    epoch_orders = []
+    for epoch in range(epochs):
+        drawn = orders.child(epoch).substreams(first, max(points) - first + 1, longest)
+        words = drawn[positions - first]
+        words[np.arange(longest) >= sizes[:, None]] = np.iinfo(words.dtype).max  # sorted to the end
+        order = np.full((len(positions), longest + 1), -1, np.int64)
+        order[:, :-1] = np.argsort(words, axis=1, kind="stable")
+        epoch_orders.append(order)
+    plans: dict[int, Plan] = {}
+    for n in np.unique(sizes):
+        alike, places = np.flatnonzero(sizes == n), _places(int(n), size)
+        whole = np.concatenate([order[alike][:, places] for order in epoch_orders], axis=1)
+        plans |= zip(positions[alike].tolist(), whole, strict=True)
+    return {position: plans[position] for position in points}
+
+
+def batch_plan(orders: Stream, position: int, points: int, epochs: int, size: int) -> Plan:
+    """That of one client."""
+    return batch_plans(orders, {position: points}, epochs, size)[position]
+
+
+@cache
+def _places(points: int, size: int) -> Plan:
+    """Where the points of an epoch stand, by their place in its order."""
+    plan = np.full((-(-points // size), size), -1, np.int64)
+    half = (size + 1) // 2
+    for row, start in zip(plan, range(0, points, size), strict=True):
+        batch = np.arange(start, min(start + size, points))
+        first = (batch.size + 1) // 2
+        row[:first] = batch[:first]
+        row[half : half + batch.size - first] = batch[first:]
+    return plan
+
+
+class PointPool(NamedTuple):
+    """The points of some clients in one tensor, on the device that works on them.
+
+    Inputs are as they are stored (bytes, for images); images lie channels last, which is much
+    faster through convolutions and pooling.
+    """
+
+    x: Tensor  # [points, *shape], for images [points, height, width, channels]
+    y: Tensor  # [points], -1 where there is no label
+    first: Mapping[int, int]  # by client, the row of its first point
+
+    @classmethod
+    def of(cls, clients: Mapping[int, ClientData], device: torch.device) -> "PointPool":
+        """One client after the other; on the host it takes twice their memory at most."""
+        members = list(clients.values())
+        x, y = members[0].x, _labels(members[0])
+        if len(members) > 1:
+            x, y = torch.cat([m.x for m in members]), torch.cat([_labels(m) for m in members])
+        first = dict(zip(clients, accumulate(map(len, members), initial=0), strict=False))
+        if x.ndim == 4:
+            x = x.movedim(1, -1).contiguous()
+        return cls(x.to(device), y.to(device), first)
+
+    def batch(self, rows: Tensor, dtype: torch.dtype) -> Batch:
+        """The points in these rows [..., B]; -1 stands for none."""
+        present, rows = rows >= 0, rows.clamp(min=0)
+        x = self.x.index_select(0, rows.flatten())  # on a CPU ten times as fast as self.x[rows]
+        x, y = x.reshape(*rows.shape, *self.x.shape[1:]), self.y[rows]
+        if self.x.ndim == 4:
+            x = x.movedim(-1, -3)
+        labeled = present & (y >= 0)
+        return Batch(x, y.clamp(min=0), present.to(dtype), labeled.to(dtype))
+
+
+def local_batches(
+    client: ClientData, plan: Plan, device: torch.device, dtype: torch.dtype
+) -> Batch:
+    """All of one client's batches of a round, [steps, B, ...]."""
+    pool = PointPool.of({0: client}, device)
+    batch = pool.batch(torch.from_numpy(plan).to(device), dtype)
+    if client.x.ndim == 4 and client.x.shape[1] == 1:
+        # one channel lies first and last at once; strides say which, and torch's kernels differ
+        batch = batch._replace(x=batch.x.flatten().view(batch.x.shape))
+    return batch
+
+
+def input_bytes(clients: Iterable[ClientData]) -> int:
+    return sum(client.x.numel() * client.x.element_size() for client in clients)
+
+
+def most_points(clients: Sequence[ClientData]) -> int:
+    """The most that one of them has, if known; 0 where asking would make them all."""
+    if isinstance(clients, LazyClients):
+        return clients.points
+    return max(map(len, clients), default=0) if isinstance(clients, list) else 0
+
+
+def _labels(client: ClientData) -> Tensor:
+    return torch.full((len(client),), -1) if client.y is None else client.y
