@@ -15,7 +15,7 @@ from flowdup.config import load_config
 from flowdup.data import load_population
 from flowdup.engines import EngineConfig, build_engine
 from flowdup.messages import Task
-from flowdup.methods import MethodConfig, Parts
+from flowdup.methods import MethodConfig, MethodContext
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 
@@ -29,7 +29,7 @@ def main() -> None:
     seconds, peak = time.monotonic() - start, _peak()
     clients = [*population.train, *population.validation, *population.test]
     method = MethodConfig.from_table({"name": "fedavg"}).build(
-        Parts("mlp", population.spec, Stream(0))
+        MethodContext("mlp", population.spec, Stream(0))
     )
     config = ClientConfig(batch_size=BATCH)
     engine = build_engine(

@@ -9,7 +9,7 @@ from flowdup.client import ClientConfig
 from flowdup.data import ClientData, InputSpec, Population
 from flowdup.engines import Engine, EngineConfig, build_engine
 from flowdup.messages import Task
-from flowdup.methods import Method, MethodConfig, Params, Parts
+from flowdup.methods import Method, MethodConfig, MethodContext, Params
 from flowdup.random import Stream
 
 SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
@@ -83,7 +83,9 @@ def population() -> Population:
 
 
 def method(name: str, dtype: torch.dtype = torch.float32, model: str = "cnn-small") -> Method:
-    return MethodConfig.from_table(METHODS[name]).build(Parts(model, SPEC, STREAM, "cpu", dtype))
+    return MethodConfig.from_table(METHODS[name]).build(
+        MethodContext(model, SPEC, STREAM, "cpu", dtype)
+    )
 
 
 def broadcast(method: Method) -> Params:

@@ -16,7 +16,7 @@ from flowdup.engines import EngineConfig, Question, build_engine
 from flowdup.engines.batched import BatchedEngine
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
-from flowdup.methods import Batch, MethodConfig, Params, Parts
+from flowdup.methods import Batch, MethodConfig, MethodContext, Params
 from flowdup.optimizers import OptimizerConfig
 from flowdup.rank_one import FactoredGradient
 from flowdup.server import ServerConfig, initial_state, train
@@ -131,7 +131,7 @@ def test_unknown_engines_devices_and_precisions_are_refused() -> None:
 def trained(**settings: Any) -> Params:
     """psi after two rounds of FLowDUP."""
     config = EngineConfig(device="cpu", **settings)
-    parts = Parts("cnn-small", SPEC, STREAM, "cpu", torch.float32, config.compute_dtype())
+    parts = MethodContext("cnn-small", SPEC, STREAM, "cpu", torch.float32, config.compute_dtype())
     m = MethodConfig.from_table(METHODS["flowdup"]).build(parts)
     server = ServerConfig(2, 5, optimizer=OptimizerConfig("sgd", 0.5))
     client = ClientConfig(2, 10, 0.5, LOCAL["sgd"])

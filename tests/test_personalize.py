@@ -10,7 +10,7 @@ import flowdup
 from flowdup.config import Config, read_config
 from flowdup.data.clients import ClientData, InputSpec, Population
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
-from flowdup.methods import MethodConfig, Parts
+from flowdup.methods import MethodConfig, MethodContext
 from flowdup.random import Stream
 from flowdup.run import Simulation
 
@@ -74,7 +74,7 @@ def test_models_are_made_where_the_federation_is(run: Path) -> None:
     """On a device that every machine has, which keeps shapes and no numbers."""
     here = flowdup.load(run)
     spec, psi = here.spec, {n: p.to("meta") for n, p in here.psi.items()}
-    parts = Parts(spec.model, spec.inputs, Stream(spec.seed), "meta")
+    parts = MethodContext(spec.model, spec.inputs, Stream(spec.seed), "meta")
     federation = flowdup.Federation(
         spec, MethodConfig.from_table(spec.method).build(parts), psi, here.round
     )

@@ -17,7 +17,7 @@ from flowdup.config import Config, load_config, read_config
 from flowdup.cost import measure
 from flowdup.data import ClientData, InputSpec
 from flowdup.errors import ConfigError
-from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts, summary
+from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params, summary
 from flowdup.models import register_model
 from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
@@ -28,7 +28,7 @@ CIFAR10 = InputSpec((3, 32, 32), "uint8", 10)
 
 
 def build(table: dict[str, object], spec: InputSpec = CIFAR10, model: str = "cnn") -> Method:
-    return MethodConfig.from_table(table).build(Parts(model, spec, STREAM))
+    return MethodConfig.from_table(table).build(MethodContext(model, spec, STREAM))
 
 
 def rounds(m: Method, kind: str, number: int) -> Params:

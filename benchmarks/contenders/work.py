@@ -16,7 +16,7 @@ from flowdup.batches import batch_plan
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData, InputSpec
 from flowdup.engines import Roster
-from flowdup.methods import Method, MethodConfig, Parts
+from flowdup.methods import Method, MethodConfig, MethodContext
 from flowdup.optimizers import OptimizerConfig
 from flowdup.params import Params
 from flowdup.random import Stream
@@ -71,7 +71,7 @@ class Work:
         }
 
     def build(self, device: str = "cpu", compute: torch.dtype | None = None) -> Method:
-        parts = Parts(self.model, self.inputs, STREAM, device, compute=compute)
+        parts = MethodContext(self.model, self.inputs, STREAM, device, compute=compute)
         return MethodConfig.from_table(self.table()).build(parts)
 
     def start(self, method: Method, device: str = "cpu") -> Params:
@@ -94,7 +94,7 @@ class Work:
         return ClientData(x, own[torch.randint(len(own), (points,), generator=draw)])
 
     def visits(self, rounds: int, device: str = "cpu") -> list[list[tuple[int, Tensor]]]:
-        """By round and position: a client, and its points in the order in which flowdup visits them.
+        """By round and position: a client, and its points in the order that flowdup visits them in.
 
         Other contenders get these ready-made; flowdup draws them in each round.
         """

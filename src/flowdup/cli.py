@@ -169,10 +169,10 @@ def methods(as_json: Json = False) -> None:
         {
             "name": name,
             "summary": summary(name),
-            "learns_unlabeled": method.learns_unlabeled,
-            "settings": plain(settings()),
+            "learns_unlabeled": entry.method.learns_unlabeled,
+            "settings": plain(entry.settings()),
         }
-        for name, (settings, method) in METHODS.items()
+        for name, entry in METHODS.items()
     ]
     if as_json:
         print(json.dumps(found))

@@ -37,13 +37,6 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
-    def __post_init__(self) -> None:
-        own = getattr(self.method.settings, "batch_size", self.client.batch_size)
-        if own != self.client.batch_size:
-            raise ConfigError(
-                f"method.batch_size = {own} must be client.batch_size = {self.client.batch_size}"
-            )
-
 
 def read_config(table: Table) -> Config:
     config: Config = read_settings(Config, table)

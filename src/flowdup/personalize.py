@@ -21,7 +21,7 @@ from flowdup.engines import EngineConfig
 from flowdup.engines.program import prepared
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
-from flowdup.methods import METHODS, Method, MethodConfig, Params, Parts
+from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
 from flowdup.models import Weights, build_network
 from flowdup.models.cohort import ordinary
 from flowdup.random import Stream
@@ -127,16 +127,14 @@ class Federation:
     @torch.no_grad()
     def embedding(self, x: Inputs) -> Tensor:
         """r(X), what the hypernetwork knows of the client."""  # [embedding]
-        embed = getattr(self.method, "embedding", None)
-        if embed is None:
+        if not self.method.has_embedding:
             name = self.spec.method["name"]
-            able = [n for n, (_, method) in METHODS.items() if hasattr(method, "embedding")]
+            able = [n for n, entry in METHODS.items() if entry.method.has_embedding]
             raise FlowdupError(
                 f"method '{name}' has no embedding of clients: train {' or '.join(able)}"
             )
         x = self._read(x)
-        r: Tensor = embed(self.psi, x, _present(x))
-        return r
+        return self.method.embedding(self.psi, x, _present(x))
 
     def _read(self, x: Inputs) -> Tensor:
         return _checked(self.spec.inputs, x).to(self.device)
@@ -150,8 +148,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     folder, device = Path(folder), EngineConfig(device=str(device)).torch_device()
     inside = folder / "checkpoint"
     spec, state = load_checkpoint(inside if inside.is_dir() else folder)
-    parts = Parts(spec.model, spec.inputs, Stream(spec.seed), device)
-    method = MethodConfig.from_table(spec.method).build(parts)
+    context = MethodContext(spec.model, spec.inputs, Stream(spec.seed), device)
+    method = MethodConfig.from_table(spec.method).build(context)
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.psi.items()}
     return Federation(spec, method, psi, state.round)

@@ -30,7 +30,7 @@ from flowdup.engines.distributed import is_main_process, wait_for_all
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
 from flowdup.files import cannot_write, write_atomic
-from flowdup.methods import Method, Params, Parts
+from flowdup.methods import Method, MethodContext, Params
 from flowdup.personalize import load
 from flowdup.provenance import provenance
 from flowdup.random import Stream
@@ -58,8 +58,8 @@ class Simulation:
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
         compute = config.engine.compute_dtype()
-        parts = Parts(config.model, inputs, self.stream, self.device, self.dtype, compute)
-        self.method: Method = config.method.build(parts)
+        context = MethodContext(config.model, inputs, self.stream, self.device, self.dtype, compute)
+        self.method: Method = config.method.build(context)
         self.engine: Engine = build_engine(
             config.engine, self.method, config.client, population.train, self.stream
         )
@@ -185,10 +185,9 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
     state = simulation.load_state(out / "checkpoint")
     stream = simulation.stream.child("held-out")
     scores = evaluate(simulation.engine, state.psi, simulation.population.test, stream)
-    subspace = getattr(simulation.method, "subspace", None)
     result = {
         "method": simulation.config.method.name,
-        "k": subspace.k if subspace else None,
+        "k": simulation.method.k,
         "round": state.round,
         "accuracy": mean_accuracy(scores),
         "cost": asdict(simulation.cost(state.psi)),

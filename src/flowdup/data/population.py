@@ -1,7 +1,8 @@
 """From the settings of `data` to the clients of a federation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, data_folder
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
+from flowdup.registry import Registry
 from flowdup.settings import check_range
 
 _LEAST = {
@@ -76,19 +78,25 @@ class DataConfig:
             )
 
 
+Loaded = Population | Sequence[ClientData] | Mapping[str, Sequence[ClientData]]
+Loader = Callable[[DataConfig, Stream], Loaded]
+
+
 def load_population(config: DataConfig, stream: Stream) -> Population:
     """All clients of a federation, checked."""
-    source = SOURCES.get(config.source)
-    if source is None and config.source not in ("folder", "table"):
-        valid = ", ".join([*SOURCES, "folder", "table"])
-        raise ConfigError(f"unknown data source '{config.source}': use one of {valid}")
-    if isinstance(source, ImageSet):
-        population = _simulated(source, config, stream)
-    else:
-        _refuse_simulation(config)
-        population = _writers(source, config, stream) if source else _own(config, stream)
+    found = LOADERS.find(config.source)(config, stream)
+    population = found if isinstance(found, Population) else _population(found, config, stream)
     population = population.checked()
     return replace(population, train=_hide_labels(population.train, config, stream))
+
+
+def register_source(name: str, load: Loader) -> None:
+    """Make a source of clients available under a name that `data.source` can have.
+
+    `load(config, stream)` gives a Population, or clients that are split by the settings of `data`:
+    a sequence of them, or three by the names train, validation and test.
+    """
+    LOADERS.register(name, load)
 
 
 def _refuse_simulation(config: DataConfig) -> None:
@@ -101,6 +109,7 @@ def _refuse_simulation(config: DataConfig) -> None:
 
 
 def _writers(source: Femnist, config: DataConfig, stream: Stream) -> Population:
+    _refuse_simulation(config)
     groups = _split(source.load(data_folder()), config, stream)
     spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
     return Population(spec, **groups)
@@ -164,20 +173,24 @@ def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArr
     return order[np.argsort(place, kind="stable")]
 
 
-def _own(config: DataConfig, stream: Stream) -> Population:
+def _read_files(config: DataConfig, stream: Stream) -> Loaded:
+    _refuse_simulation(config)
     if not config.path:
         raise ConfigError(f"data.source = '{config.source}' needs data.path")
     path = Path(config.path)
     if config.source == "folder":
-        groups = read_folder(path)
-    else:
-        groups = read_table(
-            path,
-            config.client_column,
-            config.label_column or None,
-            config.input_columns,
-            config.shape or None,
-        )
+        return read_folder(path)
+    label, shape = config.label_column or None, config.shape or None
+    return read_table(path, config.client_column, label, config.input_columns, shape)
+
+
+def _population(
+    found: Sequence[ClientData] | Mapping[str, Sequence[ClientData]],
+    config: DataConfig,
+    stream: Stream,
+) -> Population:
+    """Clients of a user's, whose inputs tell what all must look like."""
+    groups = found if isinstance(found, Mapping) else {"all": found}
     if "all" in groups:
         groups = _split(groups["all"], config, stream)
     train = groups["train"]
@@ -229,3 +242,16 @@ def _hide_labels(
     order = stream.child("labels").permutation(len(clients))
     keep = set(order[: round(config.labeled_fraction * len(clients))].tolist())
     return [c if i in keep else c.unlabeled() for i, c in enumerate(clients)]
+
+
+def _public(source: ImageSet | Femnist) -> Loader:
+    if isinstance(source, Femnist):
+        return partial(_writers, source)
+    return partial(_simulated, source)
+
+
+LOADERS: Registry[Loader] = Registry(
+    "data source",
+    {name: _public(source) for name, source in SOURCES.items()}
+    | {"folder": _read_files, "table": _read_files},
+)

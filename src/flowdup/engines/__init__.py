@@ -73,6 +73,11 @@ def build_engine(
     On a GPU this sets, for the whole process, the current GPU and what torch's products of float32
     are made of.
     """
+    if method.batch_size not in (0, client.batch_size):
+        raise ConfigError(
+            f"method.batch_size = {method.batch_size} must be client.batch_size = "
+            f"{client.batch_size}"
+        )
     device, dtype = config.torch_device(), config.torch_dtype()
     on_gpu = device.type == "cuda"
     if on_gpu:

@@ -1,13 +1,15 @@
-"""The methods, by name.  A new one is a file beside these and a line in this table."""
+"""The methods, by name.  A new one is a file beside these and a line in this table; one of a
+user's own is a file anywhere that calls `flowdup.register_method`.
+"""
 
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from flowdup.errors import ConfigError
-from flowdup.methods.base import Batch, Method, Objective
-from flowdup.methods.fedavg import FedAvg, FedAvgConfig
+from flowdup.methods.base import Batch, Method, NoSettings, Objective
+from flowdup.methods.context import MethodContext
+from flowdup.methods.fedavg import FedAvg
 from flowdup.methods.fedavg_em import FedAvgEM, FedAvgEMConfig
 from flowdup.methods.fedavg_tent import FedAvgTent, FedAvgTentConfig
 from flowdup.methods.fedprox import FedProx, FedProxConfig
@@ -15,30 +17,61 @@ from flowdup.methods.fedtta import FedTTA, FedTTAConfig
 from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
 from flowdup.methods.ld_fedavg import LDFedAvg, LDFedAvgConfig
 from flowdup.methods.odpfl_hn import ODPFLHN, ODPFLHNConfig
-from flowdup.methods.parts import Parts
 from flowdup.methods.pefll import PeFLL, PeFLLConfig
 from flowdup.params import Params
-from flowdup.settings import as_table, nearest, plain, read_settings, setting_paths
+from flowdup.registry import Registry
+from flowdup.settings import as_table, plain, read_settings, setting_paths
 
-__all__ = ["METHODS", "Batch", "Method", "MethodConfig", "Objective", "Params", "Parts", "summary"]
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Method",
+    "MethodConfig",
+    "MethodContext",
+    "NoSettings",
+    "Objective",
+    "Params",
+    "register_method",
+    "summary",
+]
 
-METHODS: dict[str, tuple[type[Any], type[Any]]] = {  # name: (settings, method)
-    "flowdup": (FLowDUPConfig, FLowDUP),
-    "fedavg": (FedAvgConfig, FedAvg),
-    "fedprox": (FedProxConfig, FedProx),
-    "ld-fedavg": (LDFedAvgConfig, LDFedAvg),
-    "fedtta": (FedTTAConfig, FedTTA),
-    "fedavg-tent": (FedAvgTentConfig, FedAvgTent),
-    "fedavg-em": (FedAvgEMConfig, FedAvgEM),
-    "pefll": (PeFLLConfig, PeFLL),
-    "odpfl-hn": (ODPFLHNConfig, ODPFLHN),
-}
+
+class MethodEntry(NamedTuple):
+    method: type[Any]  # called with its settings and a MethodContext
+    settings: type[Any]  # a frozen dataclass with a default for every field
+
+
+METHODS = Registry(
+    "method",
+    {
+        "flowdup": MethodEntry(FLowDUP, FLowDUPConfig),
+        "fedavg": MethodEntry(FedAvg, NoSettings),
+        "fedprox": MethodEntry(FedProx, FedProxConfig),
+        "ld-fedavg": MethodEntry(LDFedAvg, LDFedAvgConfig),
+        "fedtta": MethodEntry(FedTTA, FedTTAConfig),
+        "fedavg-tent": MethodEntry(FedAvgTent, FedAvgTentConfig),
+        "fedavg-em": MethodEntry(FedAvgEM, FedAvgEMConfig),
+        "pefll": MethodEntry(PeFLL, PeFLLConfig),
+        "odpfl-hn": MethodEntry(ODPFLHN, ODPFLHNConfig),
+    },
+)
+
+
+def register_method(name: str, method: type[Method], settings: type[Any] = NoSettings) -> None:
+    """Make a method available under a name that configurations and checkpoints can use.
+
+    `method(settings, context)` builds it; `settings` is a frozen dataclass whose fields all have
+    defaults.  `flowdup check` tries whether it keeps the laws of a method.
+    """
+    METHODS.register(name, MethodEntry(method, settings))
 
 
 def summary(name: str) -> str:
-    """What a method is, in one line."""
-    text = inspect.getdoc(inspect.getmodule(METHODS[name][1])) or ""
-    return text.splitlines()[0].partition(": ")[2].rstrip(".")
+    """What a method is, in one line: the first of its file's docstring, after the name."""
+    method = METHODS[name].method
+    text = inspect.getdoc(inspect.getmodule(method)) or inspect.getdoc(method) or ""
+    first = text.partition("\n")[0]
+    return (first.partition(": ")[2] or first).rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -52,20 +85,17 @@ class MethodConfig:
     def from_table(cls, table: Any, prefix: str = "method.") -> "MethodConfig":
         rest = dict(as_table(table, prefix))
         name = rest.pop("name", "flowdup")
-        if not isinstance(name, str) or name not in METHODS:
-            near = nearest(str(name), list(METHODS))
-            raise ConfigError(f"unknown method '{name}'{near}: use one of {', '.join(METHODS)}")
-        return cls(name, read_settings(METHODS[name][0], rest, prefix))
+        return cls(name, read_settings(METHODS.find(name).settings, rest, prefix))
 
     @staticmethod
     def paths(prefix: str) -> Iterator[str]:
-        for settings, _ in METHODS.values():
-            yield from setting_paths(settings, prefix)
+        for entry in METHODS.values():
+            yield from setting_paths(entry.settings, prefix)
 
     def table(self) -> dict[str, Any]:
         settings: dict[str, Any] = plain(self.settings)
         return {"name": self.name} | settings
 
-    def build(self, parts: Parts) -> Method:
-        method: Method = METHODS[self.name][1](self.settings, parts)
+    def build(self, context: MethodContext) -> Method:
+        method: Method = METHODS[self.name].method(self.settings, context)
         return method

@@ -5,6 +5,7 @@ on machines of their own.  A method never sees a cohort, a device or a random st
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn.functional import cross_entropy
 
+from flowdup.errors import FlowdupError
 from flowdup.models.network import Network, Weights
 from flowdup.params import Params
 from flowdup.random import Stream
@@ -34,6 +36,11 @@ class Batch(NamedTuple):
         return Batch(*(t[:cut] for t in self)), Batch(*(t[cut:] for t in self))
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a method that has none."""
+
+
 class Objective(Protocol):
     """What a client needs of a method to train."""
 
@@ -48,9 +55,14 @@ class Objective(Protocol):
 
 
 class Method(Objective, Protocol):
+    """Subclass it: what a method does not have keeps the default here."""
+
     f: Network  # the client's model
     learns_unlabeled: bool = False  # whether clients without any label take part in training
     fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
+    k: int | None = None  # the dimension of its subspace, if it has one
+    batch_size: int = 0  # that local batches must have; 0: any
+    has_embedding: bool = False  # whether `embedding` tells clients apart
     broadcast: tuple[str, ...] = ()  # what of its server state clients are sent and metrics show
 
     def init(self, stream: Stream) -> Params:
@@ -60,6 +72,10 @@ class Method(Objective, Protocol):
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         """The weights of one client's own model, from its unlabeled data x [n, *shape]."""
         ...
+
+    def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
+        """What the method knows of a client, r(X); only where `has_embedding` is true."""
+        raise FlowdupError("this method has no embedding of clients: train one that has")
 
     def server_state(self) -> Params:
         """What the server keeps between rounds besides psi, at the start."""

@@ -12,25 +12,18 @@ Departure: as in the FLowDUP paper, the server takes the plain mean over clients
 al. weigh them by their number of points.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from flowdup.methods.base import Batch, Method, mean_loss
-from flowdup.methods.parts import Parts
+from flowdup.methods.base import Batch, Method, NoSettings, mean_loss
+from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.random import Stream
 
 
-@dataclass(frozen=True)
-class FedAvgConfig:
-    pass
-
-
 class FedAvg(Method):
-    def __init__(self, config: FedAvgConfig, parts: Parts) -> None:
-        self.f = parts.f
+    def __init__(self, config: NoSettings, context: MethodContext) -> None:
+        self.f = context.f
 
     def init(self, stream: Stream) -> Params:
         return self.f.init(stream)

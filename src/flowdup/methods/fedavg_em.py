@@ -18,14 +18,14 @@ theta, as the minimum of the mean of ||pi - onehot(y)||^2 / 2 over all labels, a
 FedAvg's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
 from flowdup.methods.base import Batch, Method, mean_loss
-from flowdup.methods.parts import Parts
+from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
@@ -45,10 +45,10 @@ class FedAvgEMConfig:
 
 
 class FedAvgEM(Method):
-    def __init__(self, config: FedAvgEMConfig, parts: Parts) -> None:
+    def __init__(self, config: FedAvgEMConfig, context: MethodContext) -> None:
         self.config = config
-        self.f, self.classes = parts.f, parts.spec.classes
-        self.bias = _output_bias(parts)
+        self.f, self.classes = context.f, context.spec.classes
+        self.bias = _output_bias(context)
 
     def init(self, stream: Stream) -> Params:
         return prefixed("theta.", self.f.init(stream)) | {
@@ -77,12 +77,12 @@ class FedAvgEM(Method):
         return shift
 
 
-def _output_bias(parts: Parts) -> str:
-    """The parameter of f that is added to the logits as it is."""
-    f = parts.f
-    weights = {n: w.to(parts.device, parts.dtype) for n, w in f.init(Stream(0)).items()}
-    x = torch.zeros(1, *parts.spec.shape)  # its reader brings it there
-    shift = torch.arange(1.0, parts.spec.classes + 1, device=parts.device, dtype=parts.dtype)
+def _output_bias(context: MethodContext) -> str:
+    """The parameter of f that is added to the logits as it is, found in full precision."""
+    f = replace(context, compute=None).f
+    weights = {n: w.to(context.device, context.dtype) for n, w in f.init(Stream(0)).items()}
+    x = torch.zeros(1, *context.spec.shape)  # its reader brings it there
+    shift = torch.arange(1.0, context.spec.classes + 1, device=context.device, dtype=context.dtype)
     for name, shape in f.shapes.items():
         if shape == tuple(shift.shape):
             moved = f(weights | {name: weights[name] + shift}, x) - f(weights, x)

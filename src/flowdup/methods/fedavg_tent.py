@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from flowdup.errors import ConfigError
-from flowdup.methods.base import sum_gradients
-from flowdup.methods.fedavg import FedAvg, FedAvgConfig
-from flowdup.methods.parts import Parts
+from flowdup.methods.base import NoSettings, sum_gradients
+from flowdup.methods.context import MethodContext
+from flowdup.methods.fedavg import FedAvg
 from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.settings import check_range
@@ -45,8 +45,8 @@ class FedAvgTentConfig:
 
 
 class FedAvgTent(FedAvg):
-    def __init__(self, config: FedAvgTentConfig, parts: Parts) -> None:
-        super().__init__(FedAvgConfig(), parts)
+    def __init__(self, config: FedAvgTentConfig, context: MethodContext) -> None:
+        super().__init__(NoSettings(), context)
         self.config = config
         norms = {m for m in self.f.module.modules() if isinstance(m, _NORMS)}
         owned = {id(p) for norm in norms for p in norm.parameters()}

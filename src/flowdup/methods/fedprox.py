@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowdup.methods.base import Batch
-from flowdup.methods.fedavg import FedAvg, FedAvgConfig
-from flowdup.methods.parts import Parts
+from flowdup.methods.base import Batch, NoSettings
+from flowdup.methods.context import MethodContext
+from flowdup.methods.fedavg import FedAvg
 from flowdup.params import Params
 from flowdup.settings import check_range
 
@@ -45,8 +45,8 @@ class FedProxConfig:
 class FedProx(FedAvg):
     broadcast = ("mu",)
 
-    def __init__(self, config: FedProxConfig, parts: Parts) -> None:
-        super().__init__(FedAvgConfig(), parts)
+    def __init__(self, config: FedProxConfig, context: MethodContext) -> None:
+        super().__init__(NoSettings(), context)
         self.config = config
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from flowdup.methods.base import Batch, Method, mean_loss, sum_gradients
-from flowdup.methods.parts import Parts
+from flowdup.methods.context import MethodContext
 from flowdup.models.network import Network, Weights
 from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
@@ -48,10 +48,10 @@ class FedTTAConfig:
 
 
 class FedTTA(Method):
-    def __init__(self, config: FedTTAConfig, parts: Parts) -> None:
-        self.config = config
-        self.f = parts.f
-        self.g = Network.build(_adaptation, (parts.spec.classes,), 1, lambda logits: logits)
+    def __init__(self, config: FedTTAConfig, context: MethodContext) -> None:
+        self.config, self.batch_size = config, config.batch_size
+        self.f = context.f
+        self.g = Network.build(_adaptation, (context.spec.classes,), 1, lambda logits: logits)
 
     def init(self, stream: Stream) -> Params:
         """phi starts as in the source, within 1 / sqrt(fan_in): He's bound, sqrt(6) times that in

@@ -28,7 +28,7 @@ from torch import Tensor
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
 from flowdup.methods.base import Batch, Method, mean_loss
-from flowdup.methods.parts import Parts
+from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.random import Stream
@@ -52,14 +52,15 @@ class FLowDUPConfig:
 
 class FLowDUP(Method):
     learns_unlabeled = True
+    has_embedding = True
 
-    def __init__(self, config: FLowDUPConfig, parts: Parts) -> None:
+    def __init__(self, config: FLowDUPConfig, context: MethodContext) -> None:
         self.config = config
-        self.f = parts.f
-        self.subspace = parts.subspace(config.subspace)
-        self.fingerprint = self.subspace.fingerprint
+        self.f = context.f
+        self.subspace = context.subspace(config.subspace)
+        self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
         h = config.hypernetwork
-        self.h = Hypernetwork(h, parts.network(h.backbone, h.embedding), self.subspace.k)
+        self.h = Hypernetwork(h, context.network(h.backbone, h.embedding), self.subspace.k)
         self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flowdup.methods.base import Batch, Method, mean_loss
-from flowdup.methods.parts import Parts
+from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.random import Stream
@@ -28,10 +28,10 @@ class LDFedAvgConfig:
 
 
 class LDFedAvg(Method):
-    def __init__(self, config: LDFedAvgConfig, parts: Parts) -> None:
-        self.f = parts.f
-        self.subspace = parts.subspace(config.subspace)
-        self.fingerprint = self.subspace.fingerprint
+    def __init__(self, config: LDFedAvgConfig, context: MethodContext) -> None:
+        self.f = context.f
+        self.subspace = context.subspace(config.subspace)
+        self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
 
     def init(self, stream: Stream) -> Params:
         return {"v": torch.zeros(self.subspace.k)}

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
 from flowdup.methods.base import Batch, Method, mean_loss
-from flowdup.methods.parts import Parts
+from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.random import Stream
@@ -41,12 +41,14 @@ class PeFLLConfig:
 
 
 class PeFLL(Method):
-    def __init__(self, config: PeFLLConfig, parts: Parts) -> None:
+    has_embedding = True
+
+    def __init__(self, config: PeFLLConfig, context: MethodContext) -> None:
         h = config.hypernetwork
-        self.f = parts.f
-        self.subspace = parts.subspace(SubspaceConfig("identity", k=0))
-        self.fingerprint = self.subspace.fingerprint
-        self.h = Hypernetwork(h, parts.network(h.backbone, h.embedding), self.subspace.k)
+        self.f = context.f
+        self.subspace = context.subspace(SubspaceConfig("identity", k=0))
+        self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
+        self.h = Hypernetwork(h, context.network(h.backbone, h.embedding), self.subspace.k)
         self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:

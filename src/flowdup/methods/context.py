@@ -1,4 +1,4 @@
-"""What methods are made of: networks and subspaces of one federation, from its shared seed."""
+"""What a method is built with: the networks and subspaces of one federation, by its seed."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from flowdup.subspace import Subspace, SubspaceConfig
 
 
 @dataclass(frozen=True)
-class Parts:
+class MethodContext:
     model: str
     spec: InputSpec
     stream: Stream

@@ -1,0 +1,102 @@
+"""Names for methods, models, data sources and metrics, the user's own among them.
+
+A user's file registers by `flowdup.register_method` and its like, and is imported by
+`flowdup --import FILE`.  An installed package does so by itself: its entry point in the group
+`flowdup` names a module that registers when it is imported.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from flowdup.errors import ConfigError, FlowdupError
+from flowdup.settings import nearest
+
+Item = TypeVar("Item")
+
+_installed: list[str] = []  # entry points that were imported, once
+
+
+class Registry(Mapping[str, Item], Generic[Item]):
+    """Items of one kind by name.  Asking for a name, or for all, imports installed packages."""
+
+    def __init__(self, kind: str, items: Mapping[str, Item]) -> None:
+        self.kind, self.items_here = kind, dict(items)
+
+    def register(self, name: str, item: Item) -> None:
+        if self.items_here.get(name, item) != item:
+            raise ConfigError(f"a {self.kind} named '{name}' exists already: choose another name")
+        self.items_here[name] = item
+
+    def find(self, name: object) -> Item:
+        """The item, or a ConfigError that says which names there are."""
+        if not isinstance(name, str) or name not in self:
+            near = nearest(str(name), list(self))
+            raise ConfigError(
+                f"unknown {self.kind} '{name}'{near}: use one of {', '.join(self)}, or name the "
+                "file that registers it with --import"
+            )
+        return self[name]
+
+    def __getitem__(self, name: str) -> Item:
+        if name not in self.items_here:
+            import_installed()
+        return self.items_here[name]
+
+    def __iter__(self) -> Iterator[str]:
+        import_installed()
+        return iter(self.items_here)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Import a user's modules by name, from the current folder too, or by the path of a file."""
+    for module in modules:
+        try:
+            if module.endswith(".py"):
+                _import_file(Path(module))
+            else:
+                sys.path.insert(0, "")
+                importlib.import_module(module)
+        except FlowdupError:
+            raise
+        except Exception as error:  # whatever a user's module may raise
+            raise ConfigError(
+                f"--import {module} failed with {error!r}: mend the module"
+            ) from error
+
+
+def import_installed() -> None:
+    """Import what installed packages offer; a broken one is named."""
+    for point in entry_points(group="flowdup"):
+        if point.value in _installed:
+            continue
+        _installed.append(point.value)
+        try:
+            point.load()
+        except Exception as error:  # whatever a package may raise
+            raise ConfigError(
+                f"the installed plugin '{point.name}' failed with {error!r}: mend or remove it"
+            ) from error
+
+
+def _import_file(path: Path) -> None:
+    name = path.stem
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"there is no file {path} to import: check the path")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs, as an import does: dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
