@@ -1,0 +1,292 @@
+"""The laws that every method keeps, tried on small clients: `flowdup check`.
+
+A law is one function of a case; its docstring is the law.  A broken one raises LawBrokenError with
+what was measured.  The project's own methods are held to the same list.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from flowdup.batches import batch_plan, local_batches
+from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
+from flowdup.client import ClientConfig, ClientUpdate
+from flowdup.data.clients import ClientData, InputSpec
+from flowdup.engines import EngineConfig, build_engine
+from flowdup.errors import FlowdupError
+from flowdup.messages import Task
+from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
+from flowdup.optimizers import OptimizerConfig
+from flowdup.random import Stream
+from flowdup.server import ServerConfig, ServerState, initial_state, train
+
+SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
+_CPU, _EXACT = torch.device("cpu"), torch.float64
+
+
+class LawBrokenError(FlowdupError):
+    """A method breaks a law; the sentence says which number shows it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on small clients of random images, in float64."""
+
+    method: MethodConfig
+    model: str = "cnn-small"
+    seed: int = 0
+
+    @cached_property
+    def built(self) -> Method:
+        context = MethodContext(self.model, SPEC, Stream(self.seed), _CPU, _EXACT)
+        return self.method.build(context)
+
+    @property
+    def batch_size(self) -> int:
+        return self.built.batch_size or 10
+
+    @property
+    def broadcast(self) -> Params:
+        state = self.built.server_state()
+        return {n: state[n].to(_EXACT) for n in self.built.broadcast}
+
+    @cached_property
+    def psi(self) -> Params:
+        """Away from the start, where much is zero."""
+        draw = Stream(self.seed).child("away")
+        start = self.built.init(Stream(self.seed).child("psi"))
+        return {n: p.to(_EXACT) + 0.05 * _noise(draw.child(n), p) for n, p in start.items()}
+
+    def client(self, number: int, points: int, labeled: bool = True) -> ClientData:
+        draw = Stream(self.seed).child("client", number)
+        x = draw.child("x").integers(points * 64, 256).astype(np.uint8).reshape(points, *SPEC.shape)
+        y = torch.from_numpy(draw.child("y").integers(points, SPEC.classes))
+        return ClientData(torch.from_numpy(x), y if labeled else None, f"client-{number}")
+
+    def clients(self) -> list[ClientData]:
+        """Full, short and single-point batches; every third client has no label."""
+        size = self.batch_size
+        sizes = (2 * size, size + 3, 1, size - 1, 3 * size + 3, 2)
+        return [self.client(i, n, labeled=i % 3 != 1) for i, n in enumerate(sizes)]
+
+    def batch(self, points: int, labeled: bool = True) -> Batch:
+        """One batch with so many rows of data."""
+        plan = batch_plan(Stream(self.seed), 0, points, 1, self.batch_size)
+        batches = local_batches(self.client(9, points, labeled), plan, _CPU, _EXACT)
+        return Batch(*(t[0] for t in batches))
+
+    def loss(self, batch: Batch, psi: Params | None = None) -> Tensor:
+        return self.built.loss(psi or self.psi, batch, self.psi | self.broadcast)
+
+    def personalize(self, x: Tensor, present: Tensor | None = None) -> Params:
+        there = torch.ones(len(x), dtype=_EXACT) if present is None else present
+        with torch.no_grad():
+            return self.built.personalize(self.psi, x, there)
+
+
+def gradient(case: Case) -> None:
+    """The gradient of the loss is that of finite differences."""
+    for labeled in (True, False):
+        batch, step = case.batch(case.batch_size - 1, labeled), 1e-6
+        found = grad(lambda psi, batch=batch: case.loss(batch, psi))(case.psi)
+        for number in range(4):
+            draw = Stream(number).child("direction")
+            along = {n: _noise(draw.child(n), p) for n, p in case.psi.items()}
+            ahead, behind = (
+                float(case.loss(batch, {n: p + s * step * along[n] for n, p in case.psi.items()}))
+                for s in (1, -1)
+            )
+            wanted = (ahead - behind) / (2 * step)
+            slope = sum(float((found[n] * along[n]).sum()) for n in found)
+            if abs(slope - wanted) > 1e-4 * abs(wanted) + 1e-7:
+                raise LawBrokenError(
+                    f"along a random direction the loss changes by {wanted:.6g}, its gradient "
+                    f"says {slope:.6g}"
+                )
+
+
+def engines(case: Case) -> None:
+    """Both engines give the same psi."""
+    server = ServerConfig(3, 4, 0.6, optimizer=OptimizerConfig("sgd", 0.5))
+    client = ClientConfig(2, case.batch_size, 0.5, OptimizerConfig("sgd", 0.02))
+    start = initial_state(server, case.built, Stream(case.seed), _CPU, _EXACT)
+    ends = []
+    for name in ("sequential", "batched"):
+        config = EngineConfig(name, "cpu", "float64")
+        engine = build_engine(config, case.built, client, case.clients(), Stream(case.seed))
+        *_, last = train(server, case.built, engine, start, Stream(case.seed))
+        ends.append(last.state.psi)
+    if (apart := _distance(*ends)) > 1e-9:
+        raise LawBrokenError(f"after three rounds psi differs by {apart:.2g} between the engines")
+
+
+def order(case: Case) -> None:
+    """The order of a set does not matter: not of the unlabeled points, not inside a half-batch."""
+    x = case.client(9, case.batch_size).x
+    turned = torch.arange(len(x) - 1, -1, -1)
+    if (apart := _distance(case.personalize(x), case.personalize(x[turned]))) > 1e-9:
+        raise LawBrokenError(
+            f"the same points in another order give weights that differ by {apart:.2g}"
+        )
+    batch = case.batch(case.batch_size)
+    other = _join(Batch(*(t.flip(0) for t in half)) for half in batch.halves())
+    if (apart := float((case.loss(batch) - case.loss(other)).abs())) > 1e-9:
+        raise LawBrokenError(
+            f"the loss changes by {apart:.2g} when the points of each half-batch change places"
+        )
+
+
+def padding(case: Case) -> None:
+    """Rows that are no data do not matter."""
+    x = case.client(9, case.batch_size - 3).x
+    present = torch.cat([torch.ones(len(x)), torch.zeros(3)]).to(_EXACT)
+    padded = case.personalize(torch.cat([x, case.client(8, 3).x]), present)
+    if (apart := _distance(case.personalize(x), padded)) > 1e-9:
+        raise LawBrokenError(f"three rows of padding change a model's weights by {apart:.2g}")
+    batch = case.batch(case.batch_size - 3)
+    absent = batch.present == 0
+    other = batch._replace(
+        x=torch.where(absent[:, None, None, None], 255 - batch.x, batch.x),
+        y=torch.where(absent, 1 - batch.y, batch.y).clamp(min=0),
+    )
+    if (apart := float((case.loss(batch) - case.loss(other)).abs())) > 1e-9:
+        raise LawBrokenError(f"what stands in rows of padding changes the loss by {apart:.2g}")
+
+
+def labels(case: Case) -> None:
+    """A label that a client does not have is never read."""
+    batch = case.batch(case.batch_size)
+    some = batch._replace(labeled=batch.labeled * (torch.arange(len(batch.y)) % 2))
+    hidden = torch.where(some.labeled > 0, some.y, (some.y + 1) % SPEC.classes)
+    if (apart := float((case.loss(some) - case.loss(some._replace(y=hidden))).abs())) > 1e-9:
+        raise LawBrokenError(f"labels of unlabeled points change the loss by {apart:.2g}")
+
+
+def unlabeled(case: Case) -> None:
+    """A client without labels teaches only a method that says so (`learns_unlabeled`)."""
+    batch = case.batch(case.batch_size, labeled=False)
+    found = grad(lambda psi: case.loss(batch, psi))(case.psi)
+    largest = max(float(g.abs().max()) for g in found.values())
+    if largest > 0 and not case.built.learns_unlabeled:
+        raise LawBrokenError(
+            f"learns_unlabeled is false, but the gradient of a client without labels is up to "
+            f"{largest:.2g}"
+        )
+
+
+def weights(case: Case) -> None:
+    """A personal model has the weights of the client's model, all of them finite."""
+    found = case.personalize(case.client(9, case.batch_size).x)
+    shapes, wanted = {n: tuple(w.shape) for n, w in found.items()}, case.built.f.shapes
+    for name in shapes | wanted:
+        if shapes.get(name) != wanted.get(name):
+            raise LawBrokenError(
+                f"'{name}' has the shape {shapes.get(name)}, in the model {wanted.get(name)}"
+            )
+    for name, weight in found.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise LawBrokenError(f"'{name}' has NaN or infinite numbers")
+
+
+def seed(case: Case) -> None:
+    """The seed alone decides where training starts, and no global random state is read or moved."""
+    before = torch.get_rng_state()
+    again = replace(case)
+    starts = [c.built.init(Stream(case.seed).child("psi")) for c in (case, again)]
+    again.loss(again.batch(again.batch_size))
+    again.personalize(again.client(9, again.batch_size).x)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise LawBrokenError("building or using the method moves torch's global random state")
+    if (apart := _distance(*starts)) > 0:
+        raise LawBrokenError(f"the same seed gives a psi that differs by {apart:.2g}")
+
+
+def factors(case: Case) -> None:
+    """Matrices named in `rank_one` get the update that they get as whole matrices."""
+    config = ClientConfig(1, case.batch_size, 0.5, OptimizerConfig("sgd", 0.02))
+    plan = batch_plan(Stream(case.seed), 0, 2 * case.batch_size + 3, 1, case.batch_size)
+    batches = local_batches(case.client(9, 2 * case.batch_size + 3), plan, _CPU, _EXACT)
+    task = Task(1, case.psi, case.broadcast, {0: 0})
+    update = ClientUpdate.for_task(case.built, config, task, Batch(*(t[0] for t in batches)))
+    whole = ClientUpdate(case.built, config)
+    apart = _distance(*(u(task, batches).whole_delta() for u in (update, whole)))
+    if apart > 1e-10:
+        raise LawBrokenError(f"the update by factors is {apart:.2g} from the one by matrices")
+
+
+def checkpoint(case: Case) -> None:
+    """A checkpoint brings back the same psi and the same personal models."""
+    table = case.method.table()
+    spec = FederationSpec.of(case.seed, case.model, table, SPEC, case.built)
+    with TemporaryDirectory() as folder:
+        save_checkpoint(Path(folder), spec, ServerState(1, case.psi, {}, case.built.server_state()))
+        found, state = load_checkpoint(Path(folder))
+    again = replace(case, method=MethodConfig.from_table(found.method))
+    found.check(again.built)
+    x = case.client(9, case.batch_size).x
+    with torch.no_grad():
+        model = again.built.personalize(state.psi, x, torch.ones(len(x), dtype=_EXACT))
+    if _distance(state.psi, case.psi) > 0 or _distance(model, case.personalize(x)) > 0:
+        raise LawBrokenError("what was saved and loaded again gives other weights")
+
+
+LAWS: dict[str, Callable[[Case], None]] = {
+    law.__name__: law
+    for law in (
+        gradient,
+        engines,
+        order,
+        padding,
+        labels,
+        unlabeled,
+        weights,
+        seed,
+        factors,
+        checkpoint,
+    )
+}
+
+
+class Verdict(NamedTuple):
+    law: str
+    text: str  # the law itself
+    broken: str  # what was measured; empty: the law is kept
+
+
+def check_method(case: Case) -> Iterator[Verdict]:
+    """Every law in turn.  An error that the method raises breaks the law that was tried."""
+    for name, law in LAWS.items():
+        text = (inspect.getdoc(law) or "").partition("\n")[0]
+        broken = ""
+        try:
+            law(case)
+        except LawBrokenError as error:
+            broken = str(error)
+        except Exception as error:  # whatever a user's method may raise
+            broken = f"the method raised {type(error).__name__}: {error}"
+        yield Verdict(name, text, broken)
+
+
+def _noise(draw: Stream, like: Tensor) -> Tensor:
+    return torch.from_numpy(draw.uniform(like.numel())).to(_EXACT).reshape(like.shape)
+
+
+def _join(halves: Iterator[Batch]) -> Batch:
+    return Batch(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
+
+
+def _distance(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """The largest difference, NaN counting as infinite."""
+    if a.keys() != b.keys():
+        return float("inf")
+    apart = torch.stack([(a[n].double() - b[n].double()).abs().max() for n in a])
+    return float(torch.nan_to_num(apart, nan=float("inf")).max())

@@ -1,0 +1,169 @@
+"""Every method keeps every law, and a method with a bug breaks the law that names it."""
+
+import random
+
+import pytest
+import small
+import torch
+from torch import Tensor
+
+from flowdup.laws import LAWS, Case, check_method
+from flowdup.methods import METHODS, Batch, MethodConfig, NoSettings, Params, register_method
+from flowdup.methods.base import mean_loss
+from flowdup.methods.fedavg import FedAvg
+from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
+from flowdup.models.network import Weights
+from flowdup.random import Stream
+
+
+def test_every_registered_method_is_tried_here() -> None:
+    ours = {n for n, entry in METHODS.items() if entry.method.__module__.startswith("flowdup.")}
+    assert ours == {table["name"] for table in small.METHODS.values()}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", small.METHODS)
+def test_every_method_keeps_every_law(name: str, law: str) -> None:
+    LAWS[law](Case(MethodConfig.from_table(small.METHODS[name])))
+
+
+class WrongBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.square()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        return g * x  # without the 2
+
+
+class WrongGradient(FedAvg):
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        last = [*params.values()][-1]
+        known = batch.labeled.sum().clamp(max=1)
+        return super().loss(params, batch, start) + known * WrongBackward.apply(last).sum()
+
+
+class FirstPointCounts(FedAvg):
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        name = [*params][-1]
+        return params | {name: params[name] + self.f.read(x)[0].mean()}
+
+
+class EarlyRowsCount(FedAvg):
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        weight = torch.arange(len(batch.y), 0, -1).to(batch.present)
+        return mean_loss(self.f(params, batch.x), batch._replace(labeled=batch.labeled * weight))
+
+
+class PaddingCounts(FedAvg):
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        name = [*params][-1]
+        return params | {name: params[name] + self.f.read(x).mean()}
+
+
+class HiddenLabelsCount(FedAvg):
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        return mean_loss(self.f(params, batch.x), batch._replace(labeled=batch.present))
+
+
+class UnlabeledTeach(FedAvg):
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        return super().loss(params, batch, start) + [*params.values()][-1].square().sum()
+
+
+class TooFewWeights(FedAvg):
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        return {n: p for n, p in params.items() if not n.endswith("bias")}
+
+
+class NotANumber(FedAvg):
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        return {n: p / 0 * 0 for n, p in params.items()}
+
+
+class RandomStart(FedAvg):
+    def init(self, stream: Stream) -> Params:
+        return {n: p + random.random() for n, p in super().init(stream).items()}
+
+
+class GlobalState(FedAvg):
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        torch.rand(1)
+        return super().loss(params, batch, start)
+
+
+class CountsItsCalls(FedAvg):
+    """Of which a batched engine makes fewer than one that takes clients one by one."""
+
+    calls = 0
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        self.calls += 1
+        pull = [*params.values()][-1].square().sum() * batch.labeled.sum()
+        return super().loss(params, batch, start) + self.calls * pull
+
+
+class HalfTheFactor(FLowDUP):
+    """Takes its gradient by h2's matrix from two places, one of them hidden from the factors."""
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        matrix = params["h2.output.weight"]
+        base = matrix if isinstance(matrix, Tensor) else matrix.base  # type: ignore[unreachable]
+        return super().loss(params, batch, start) + base.sum() * batch.present.sum()
+
+
+class NotInTheCheckpoint(FedAvg):
+    """Keeps something that no checkpoint has."""
+
+    made = 0
+
+    def __init__(self, config: NoSettings, context) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(config, context)
+        NotInTheCheckpoint.made += 1
+        self.own = NotInTheCheckpoint.made
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        return {n: p + self.own for n, p in params.items()}
+
+
+BUGS = {
+    "gradient": [WrongGradient],
+    "engines": [CountsItsCalls],
+    "order": [FirstPointCounts, EarlyRowsCount],
+    "padding": [PaddingCounts],
+    "labels": [HiddenLabelsCount],
+    "unlabeled": [UnlabeledTeach],
+    "weights": [TooFewWeights, NotANumber],
+    "seed": [RandomStart, GlobalState],
+    "factors": [HalfTheFactor],
+    "checkpoint": [NotInTheCheckpoint],
+}
+
+
+def test_every_law_has_a_bug_that_breaks_it() -> None:
+    assert BUGS.keys() == LAWS.keys()
+
+
+@pytest.mark.parametrize(("law", "bug"), [(law, bug) for law in BUGS for bug in BUGS[law]])
+def test_a_method_with_a_bug_breaks_the_law_that_names_it(law: str, bug: type[FedAvg]) -> None:
+    name = f"bug-{bug.__name__}"
+    settings = FLowDUPConfig if issubclass(bug, FLowDUP) else NoSettings
+    register_method(name, bug, settings)
+    small_settings = small.METHODS["flowdup"] if settings is FLowDUPConfig else {}
+    case = Case(MethodConfig.from_table(small_settings | {"name": name}))
+    broken = {v.law: v.broken for v in check_method(case) if v.broken}
+    assert law in broken
+    assert broken[law]
+
+
+def test_a_method_that_raises_breaks_the_law_that_was_tried() -> None:
+    case = Case(MethodConfig("fedavg", NoSettings()), "no-such-model")
+    assert all("no-such-model" in verdict.broken for verdict in check_method(case))
