@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils._pytree import tree_leaves
 
+from flowdup import tree
 from flowdup.engines.program import Traced
 
 
@@ -13,7 +13,7 @@ def both(function, *arguments: object) -> None:  # type: ignore[no-untyped-def]
     for _ in range(5):  # TorchScript would optimise after the first calls
         found = program(*arguments)
         assert type(found) is type(wanted)
-        for own, other in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+        for own, other in zip(tree.leaves(found), tree.leaves(wanted), strict=True):
             assert own.dtype == other.dtype
             assert torch.equal(own, other)
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_map_only
+
+from flowdup import tree
 
 _CAT = torch.ops.aten.cat
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
@@ -76,10 +77,21 @@ def foreign(traced: GraphModule, tensors: list[Tensor]) -> list[tuple[Any, Any]]
     inputs = dict(zip(graph.find_nodes(op="placeholder"), tensors, strict=True))
     for node in graph.nodes:
         if _is_ours(node) or _packet(node) in _PRODUCTS:
-            given = tree_map_only(Node, lambda n: inputs.get(n, n.meta.get("val")), node.args)
-            sort = tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), given)
+            given = tree.map(lambda a: _example(a, inputs), node.args)
+            sort = tree.map(_description, given)
             found[repr((node.target, sort))] = (node.target, given)
     return [*found.values()]
+
+
+def _example(argument: Any, inputs: dict[Node, Tensor]) -> Any:
+    """The tensor that a node of the graph stands for; anything else as it is."""
+    if not isinstance(argument, Node):
+        return argument
+    return inputs.get(argument, argument.meta.get("val"))
+
+
+def _description(value: Any) -> Any:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
 def _is_ours(node: Node) -> bool:

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
+from flowdup import tree
 from flowdup.client import ClientConfig, Local, Step, begin, local_step
 from flowdup.methods import Batch, Objective, Params
 
@@ -67,7 +67,7 @@ class Lanes(NamedTuple):
         local = begin(method, config, psi, steps)
         some = next(iter(psi.values()))
         return cls(
-            tree_map(lambda t: t.new_zeros(lanes, *t.shape), local),
+            tree.map(lambda t: t.new_zeros(lanes, *t.shape), local),
             {n: torch.zeros_like(p) for n, p in psi.items()},
             some.new_zeros(()),
         )
@@ -104,7 +104,7 @@ def advance(
     steps = torch.arange(lanes.steps, device=marks.device)
     places = (before[:, None] == steps).to(lanes.loss.dtype)
     fresh = begin(method, config, psi, lanes.steps)
-    local = tree_map(lambda new, old: _choose(before == 0, new, old), fresh, lanes.local)
+    local = tree.map(lambda new, old: _choose(before == 0, new, old), fresh, lanes.local)
 
     def member(local: Local, batch: Batch, place: Tensor) -> Step:
         return local_step(method, config, psi | told, local, batch, place)

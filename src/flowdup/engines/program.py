@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.jit._fuser import optimized_execution
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
+from flowdup import tree
 from flowdup.engines.graph import foreign, lift_constants, tidy, write_once
 from flowdup.engines.script import scripted
 
@@ -52,10 +52,10 @@ class Traced:
     """
 
     def __init__(self, function: Step, *arguments: Any) -> None:
-        tensors, spec = tree_flatten(arguments)
+        tensors, spec = tree.flatten(arguments)
 
         def flat(*tensors: Tensor) -> list[Tensor]:
-            out, self.out = tree_flatten(function(*tree_unflatten(tensors, spec)))
+            out, self.out = tree.flatten(function(*tree.unflatten(tensors, spec)))
             return out
 
         traced = _trace(flat, [t.clone() for t in tensors])  # one that comes twice is two
@@ -65,8 +65,8 @@ class Traced:
     @torch.no_grad()
     @optimized_execution(False)  # which would change the bits after the first calls
     def __call__(self, *arguments: Any) -> Any:
-        out = self.program(*tree_flatten(arguments)[0], *self.constants)
-        return tree_unflatten(out, self.out)
+        out = self.program(*tree.flatten(arguments)[0], *self.constants)
+        return tree.unflatten(out, self.out)
 
 
 class Replayed:
@@ -80,7 +80,7 @@ class Replayed:
         self.traced = Traced(function, x)  # holds the constants that the graph reads
 
         def program(x: Tensor) -> None:
-            self.out, self.spec = tree_flatten(self.traced(x))
+            self.out, self.spec = tree.flatten(self.traced(x))
 
         self.graph = _capture(program, [self.x])
 
@@ -91,7 +91,7 @@ class Replayed:
             self.x.copy_(x)
             self.graph.replay()
             torch._foreach_copy_(found, self.out)
-        return tree_unflatten(found, self.spec)
+        return tree.unflatten(found, self.spec)
 
 
 def prepared(function: Step, x: Tensor) -> Step:
@@ -103,12 +103,12 @@ class Captured(Generic[State]):
     """A step for tensors that never change their shapes, made of examples of all."""
 
     def __init__(self, step: Step, fixed: Any, state: State, *inputs: Any) -> None:
-        self.fixed, self.state, self.inputs = tree_map(_own, (fixed, state, inputs))
-        tensors, spec = tree_flatten((self.fixed, self.state, self.inputs))
+        self.fixed, self.state, self.inputs = tree.map(_own, (fixed, state, inputs))
+        tensors, spec = tree.flatten((self.fixed, self.state, self.inputs))
 
         def in_place(*tensors: Tensor) -> None:
-            fixed, state, inputs = tree_unflatten(tensors, spec)
-            (old, before), (new, after) = map(tree_flatten, (state, step(fixed, state, *inputs)))
+            fixed, state, inputs = tree.unflatten(tensors, spec)
+            (old, before), (new, after) = map(tree.flatten, (state, step(fixed, state, *inputs)))
             assert before == after
             for tensor, value in zip(old, new, strict=True):
                 tensor.copy_(value)
@@ -178,10 +178,12 @@ def _compile(traced: GraphModule, tensors: list[Tensor]) -> Callable[..., Any]:
 @torch.no_grad()
 def _try(operation: Callable[..., Any], like: Any) -> None:
     """Run it once, on whatever memory holds."""
-    operation(*tree_map_only(Tensor, _something_like, like))
+    operation(*tree.map(_something_like, like))
 
 
-def _something_like(fake: Tensor) -> Tensor:
+def _something_like(fake: Any) -> Any:
+    if not isinstance(fake, Tensor):
+        return fake
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
 
@@ -200,4 +202,4 @@ def _capture(program: Callable[..., Any], tensors: list[Tensor]) -> torch.cuda.C
 
 
 def _copy(into: Any, values: Any) -> None:
-    torch._foreach_copy_(tree_flatten(into)[0], tree_flatten(values)[0], non_blocking=True)
+    torch._foreach_copy_(tree.flatten(into)[0], tree.flatten(values)[0], non_blocking=True)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+
+from flowdup import tree
 
 _NAME, _EMPTY = "program", "no_sizes"
 _KINDS = (torch.dtype, torch.layout, torch.memory_format)
@@ -35,7 +36,7 @@ def scripted(traced: GraphModule) -> Callable[..., Any]:
 
 def _sayable(node: Node) -> bool:
     call = node.op == "call_function" and node.target is not getitem
-    words = all(isinstance(v, _WORDS) for v in tree_leaves((node.args, node.kwargs)))
+    words = all(isinstance(v, _WORDS) for v in tree.leaves((node.args, node.kwargs)))
     return words and (not call or isinstance(node.target, OpOverload))
 
 
