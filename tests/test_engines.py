@@ -17,7 +17,6 @@ from flowdup.errors import ConfigError
 from flowdup.methods import Batch, MethodConfig, Params, Parts
 from flowdup.optimizers import OptimizerConfig
 from flowdup.server import ServerConfig, initial_state, train
-from flowdup.soon import Soon
 
 LOCAL = {
     "sgd": OptimizerConfig("sgd", 0.02),
@@ -156,10 +155,3 @@ def test_on_a_cpu_clients_run_one_by_one_where_a_batch_is_much_work() -> None:
     large = ClientConfig(batch_size=2000)
     runner = build_engine(EngineConfig(device="cpu"), method("fedavg"), large)
     assert isinstance(runner, SequentialEngine)
-
-
-def test_numbers_that_are_asked_for_later_are_those_of_now() -> None:
-    numbers = [torch.tensor(1.5), torch.tensor(2.0, dtype=torch.float64)]
-    later = Soon(numbers)
-    numbers[0].fill_(7)
-    assert later.read() == [1.5, 2.0]

@@ -1,6 +1,6 @@
 """The whole cohort as one tensor program: `vmap` of ClientUpdate's steps over lanes of clients.
 
-On a GPU the clients' points stay there, a step is compiled and replayed (`program.py`), and the
+On a GPU the clients' points stay there, a step is compiled and replayed (`accelerate/`), and the
 host never waits for it.  The result is the reference engine's up to rounding.
 """
 
@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from flowdup.accelerate.compiling import CompiledStep, EagerStep
+from flowdup.accelerate.layers import for_clients
+from flowdup.accelerate.packed import PackedVectors
 from flowdup.client import ClientConfig, batch_plans
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Cohort, CohortUpdate, Question, longest
-from flowdup.engines.joined import Joined
 from flowdup.engines.lanes import Lanes, advance, lanes_needed, schedule
 from flowdup.engines.pool import Pool, size
-from flowdup.engines.program import Captured, Eager
 from flowdup.errors import TrainingError
 from flowdup.methods import Batch, Method, Params
+from flowdup.models.network import replaced_layers
 from flowdup.random import Stream
 
 _POINTS = 10_000  # that go through personalised models at once
@@ -53,8 +55,8 @@ class BatchedEngine:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
         self.clients_at_once, self.compiled = clients_at_once, compiled
         self.resident = Resident((), None, 0)
-        self.captured: Captured[Lanes] | None = None
-        self.joined: Joined  # of psi, once a round brings it
+        self.captured: CompiledStep[Lanes] | None = None
+        self.joined: PackedVectors  # of psi, once a round brings it
 
     def train(
         self,
@@ -69,10 +71,10 @@ class BatchedEngine:
         points = {lane: len(members[number]) for lane, number in cohort.items()}
         plans = list(batch_plans(orders, self.config, points).values())
         first = [pool.first[number] for number in cohort.values()]
-        self.joined = Joined(self.method, params)
-        lanes, rows = self._run(plans, first, pool, (self.joined.join(params), told))
+        self.joined = PackedVectors(self.method, params)
+        lanes, rows = self._run(plans, first, pool, (self.joined.pack(params), told))
         mean = torch._foreach_div([*lanes.total.values(), lanes.loss], len(cohort))
-        found = self.joined.split(dict(zip(lanes.total, mean, strict=False)))
+        found = self.joined.unpack(dict(zip(lanes.total, mean, strict=False)))
         delta = {n: found[n] for n in params}
         padding = 1 - self.config.epochs * sum(points.values()) / rows
         return CohortUpdate(delta, mean[-1], padding)
@@ -115,7 +117,7 @@ class BatchedEngine:
         dealt = schedule(plans, first, count)
         points, marks = (self._send(torch.from_numpy(part)).unbind() for part in dealt)
         stays = pool is self.resident.pool
-        program: Eager[Lanes] | Captured[Lanes] | None = None
+        program: EagerStep[Lanes] | CompiledStep[Lanes] | None = None
         for rows, mark in zip(points, marks, strict=True):
             inputs = rows if stays else pool.batch(rows, self.dtype), mark
             program = program or self._program(fixed, count, steps, inputs)
@@ -130,22 +132,23 @@ class BatchedEngine:
 
     def _program(
         self, fixed: Fixed, count: int, steps: int, inputs: Inputs
-    ) -> Eager[Lanes] | Captured[Lanes]:
+    ) -> EagerStep[Lanes] | CompiledStep[Lanes]:
         """One that is ready for a round."""
 
         def idle(steps: int) -> Lanes:
             return Lanes.idle(self.joined, self.config, fixed[0], count, steps)
 
         if not self.compiled:
-            return Eager(self._step, fixed, idle(steps))
+            return EagerStep(self._step, fixed, idle(steps))
         if self.captured is None or not self.captured.state.hold(steps):
             self.captured = None
             most = self.config.epochs * -(-self.resident.longest // self.config.batch_size)
-            self.captured = Captured(self._step, fixed, idle(max(steps, most)), *inputs)
+            self.captured = CompiledStep(self._step, fixed, idle(max(steps, most)), *inputs)
         self.captured.begin(fixed)
         self.captured.state.clear()
         return self.captured
 
+    @replaced_layers(for_clients)
     def _step(self, fixed: Fixed, lanes: Lanes, points: Tensor | Batch, marks: Tensor) -> Lanes:
         """`points` are rows of the pool that stays, or a batch of another."""
         if isinstance(points, Tensor):
@@ -154,6 +157,7 @@ class BatchedEngine:
         return advance(self.joined, self.config, *fixed, lanes, points, marks)
 
     @torch.no_grad()
+    @replaced_layers(for_clients)
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         def answer(x: Tensor, present: Tensor, query: Tensor) -> Tensor:
             weights = self.method.personalize(params, x, present)

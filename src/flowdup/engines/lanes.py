@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from flowdup import tree
+from flowdup.accelerate.torch_private import zero_all
 from flowdup.client import ClientConfig, Local, Step, begin, local_step
 from flowdup.methods import Batch, Objective, Params
 
@@ -87,7 +88,7 @@ class Lanes(NamedTuple):
 
     def clear(self) -> None:
         """Forget all clients, in place: those to come begin anew by themselves."""
-        torch._foreach_zero_([*self.total.values(), self.loss])
+        zero_all([*self.total.values(), self.loss])
 
 
 def advance(

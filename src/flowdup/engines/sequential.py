@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
 from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from flowdup.accelerate.torch_private import import_dynamo
+from flowdup.accelerate.tracing import TracedFunction
 from flowdup.client import ClientConfig, LocalStep, Update, begin, client_update, local_step
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, longest, on_device
-from flowdup.engines.program import Traced
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 from flowdup.rank_one import Factors
@@ -43,13 +43,13 @@ class SequentialEngine:
         self.method, self.config, self.device, self.dtype = method, config, device, dtype
         self.tracing = tracing
         self.known: Sequence[ClientData] = ()  # for which the next two are
-        self.traced: Traced | None = None
+        self.traced: TracedFunction | None = None
         self.room = 0
         self.workers = torch.get_num_threads() if device.type == "cpu" else 0
         self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _settle)
         if sys.platform == "linux" and self.workers:
             _keep_memory()
-        import_module("torch._dynamo")  # torch.func would, in several threads at once
+        import_dynamo()  # torch.func would, in several threads at once
 
     def train(
         self,
@@ -98,7 +98,8 @@ class SequentialEngine:
             local = begin(self.method, self.config, params, self.room)
             example = (params | told, local, Batch(*(t[0] for t in batches)))
             place = torch.eye(self.room)[0].to(batches.present)
-            self.traced = Traced(partial(local_step, self.method, self.config), *example, place)
+            step = partial(local_step, self.method, self.config)
+            self.traced = TracedFunction(step, *example, place)
         return self.traced, self.room if self.traced else 0
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
