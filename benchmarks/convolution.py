@@ -26,13 +26,8 @@ if importlib.util.find_spec("safetensors") is None:  # the package imports it, t
     package.__path__ = [str(Path(__file__).parents[1] / "src" / "flowdup")]
     sys.modules["flowdup"] = package
 
-from flowdup.models.convolution import (
-    Conv,
-    Geometry,
-    InputGradient,
-    WeightGradient,
-    kernels_for,
-)
+from flowdup.accelerate.convolution import Conv, Geometry, InputGradient, WeightGradient
+from flowdup.accelerate.dispatch import kernels_for
 from flowdup.provenance import provenance
 
 KINDS = ("forward", "input gradient", "weight gradient")

@@ -20,7 +20,6 @@ from flowdup.methods import Batch, MethodConfig, MethodContext, Params
 from flowdup.optimizers import OptimizerConfig
 from flowdup.rank_one import FactoredGradient
 from flowdup.server import ServerConfig, initial_state, train
-from flowdup.soon import Soon
 
 LOCAL = {
     "sgd": OptimizerConfig("sgd", 0.02),
@@ -109,7 +108,7 @@ def test_batched_predicts_what_sequential_predicts_for_ragged_clients(name: str)
     clients = ragged_clients()
     questions = [Question(a.x, b.x) for a, b in zip(clients, reversed(clients), strict=True)]
     one, all_ = (
-        engine(kind, m, "float64", ClientConfig()).predict(params, questions)
+        engine(kind, m, "float64", ClientConfig(batch_size=10)).predict(params, questions)
         for kind in ("sequential", "batched")
     )
     assert [a.tolist() for a in one] == [b.tolist() for b in all_]
@@ -163,10 +162,3 @@ def test_on_a_cpu_clients_run_one_by_one_where_a_batch_is_much_work() -> None:
     large = ClientConfig(batch_size=2000)
     runner = build_engine(EngineConfig(device="cpu"), method("fedavg"), large, [], STREAM)
     assert isinstance(runner, SequentialEngine)
-
-
-def test_numbers_that_are_asked_for_later_are_those_of_now() -> None:
-    numbers = [torch.tensor(1.5), torch.tensor(2.0, dtype=torch.float64)]
-    later = Soon(numbers)
-    numbers[0].fill_(7)
-    assert later.read() == [1.5, 2.0]

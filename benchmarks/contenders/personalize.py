@@ -8,8 +8,8 @@ import torch
 
 from contenders.entry import Entry, Pace
 from contenders.work import STREAM
+from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec
-from flowdup.engines.program import prepared
 from flowdup.params import part
 from flowdup.personalize import Federation
 
@@ -24,7 +24,7 @@ def run(entry: Entry, pace: Pace) -> None:
     spec = FederationSpec.of(STREAM.seed, work.model, work.table(), work.inputs, method)
     federation = Federation(spec, method, psi, 0)
     personalizer = cache(lambda: federation.personalizer(x))
-    prepared_h1 = cache(lambda: prepared(lambda x: method.h.h1(h1, x), x))
+    prepared_h1 = cache(lambda: fast_function(lambda x: method.h.h1(h1, x), x))
     actions: dict[str, Callable[[], object]] = {
         "h1": lambda: method.h.h1(h1, x),
         "h1-prepared": lambda: prepared_h1()(x),

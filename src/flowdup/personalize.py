@@ -1,6 +1,5 @@
 """From unlabeled data to a classifier: no label, and with FLowDUP one forward pass, no gradient."""
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,15 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.engines import EngineConfig
-from flowdup.engines.program import prepared
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
 from flowdup.models import Weights, build_network
-from flowdup.models.cohort import ordinary
 from flowdup.random import Stream
 
 Inputs = Tensor | NDArray[Any]
@@ -43,7 +41,7 @@ class PersonalModel(nn.Module):
                 f"the weights do not fit the model '{model}' as it is defined here: use the "
                 "definition that they were made with"
             )
-        self.module = ordinary(copy.deepcopy(network.module))
+        self.module = network.module
         self.to(next(iter(weights.values())).device)
         for name, parameter in self.module.named_parameters():
             parameter.copy_(weights[name])
@@ -110,7 +108,7 @@ class Federation:
             weights = self.method.personalize(self.psi, x, present)
             return {n: w.clone() for n, w in weights.items()}  # some methods give psi itself
 
-        program = prepared(personalize, x)
+        program = fast_function(personalize, x)
 
         def weights(x: Inputs) -> Weights:
             x = self._read(x)

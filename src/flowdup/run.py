@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from flowdup.accelerate.host_scalars import HostScalars
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
 from flowdup.config import Config, load_config, read_config, read_toml
 from flowdup.cost import Cost, measure
@@ -37,7 +38,6 @@ from flowdup.random import Stream
 from flowdup.report import embedding_figure, write_report
 from flowdup.server import Round, ServerState, check_roster, initial_state, train
 from flowdup.settings import to_toml
-from flowdup.soon import Soon
 
 Metrics = dict[str, Any]
 _MOST_IN_A_FIGURE = 10_000  # clients
@@ -109,10 +109,10 @@ class Simulation:
 
         On a GPU some more rounds are on their way before the first is read.
         """
-        config, waiting = self.config, deque[tuple[Round, Soon]]()
+        config, waiting = self.config, deque[tuple[Round, HostScalars]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
         for latest in train(config.server, self.method, self.engine, state, self.stream):
-            waiting.append((latest, Soon([latest.loss, *latest.broadcast.values()])))
+            waiting.append((latest, HostScalars([latest.loss, *latest.broadcast.values()])))
             number = latest.state.round
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
             while waiting and (due or len(waiting) > ahead):

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flowdup.autograd import apply_function
 from flowdup.errors import ConfigError
-from flowdup.models.convolution import apply
 from flowdup.models.network import Network, Weights
 from flowdup.random import Stream
 
@@ -116,7 +116,7 @@ class Hashed(Expansion):
         self.norm = torch.from_numpy(np.sqrt(energy).astype(np.float32))
 
     def __call__(self, v: Tensor) -> Tensor:
-        return apply(_Spread, v / self.norm, self.coordinate, self.weight) * self.sign
+        return apply_function(_Spread, v / self.norm, self.coordinate, self.weight) * self.sign
 
     def tensors(self) -> list[Tensor]:
         return [self.coordinate, self.sign, self.norm]
@@ -144,7 +144,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         coordinate, weight = ctx.saved_tensors
-        return apply(_Collect, gradients[0], coordinate, weight, ctx.k), None, None
+        return apply_function(_Collect, gradients[0], coordinate, weight, ctx.k), None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -164,7 +164,7 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return apply(_Spread, gradients[0], *ctx.saved_tensors), None, None, None
+        return apply_function(_Spread, gradients[0], *ctx.saved_tensors), None, None, None
 
 
 class Identity(Expansion):

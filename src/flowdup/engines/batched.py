@@ -1,6 +1,6 @@
 """The whole cohort as one tensor program: `vmap` of ClientUpdate's steps over slots of clients.
 
-On a GPU the clients' points stay there, a step is compiled and replayed (`program.py`), and the
+On a GPU the clients' points stay there, a step is compiled and replayed (`accelerate/`), and the
 host never waits for it.  The result is the reference engine's up to rounding.
 """
 
@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from flowdup.accelerate.compiling import CompiledStep, EagerStep
+from flowdup.accelerate.layers import for_clients
+from flowdup.accelerate.packed import PackedVectors
 from flowdup.batches import Plan, PointPool, batch_plans, input_bytes, most_points
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Question, Roster
-from flowdup.engines.joined import Joined
-from flowdup.engines.program import Captured, Eager
 from flowdup.engines.slots import Slots, advance, schedule, slots_needed
 from flowdup.errors import TrainingError
 from flowdup.messages import Reply, Task
 from flowdup.methods import Batch, Method, Params
+from flowdup.models.network import replaced_layers
 from flowdup.random import Stream
 
 _POINTS = 10_000  # that go through personalised models at once
@@ -47,8 +49,8 @@ class BatchedEngine:
         self.clients, self.stream, self.roster = clients, stream, Roster.of(clients)
         self.clients_at_once, self.compiled = clients_at_once, compiled
         self.update: ClientUpdate | None = None
-        self.captured: Captured[Slots] | None = None
-        self.joined: Joined  # of psi, once a round brings it
+        self.compiled_step: CompiledStep[Slots] | None = None
+        self.packed: PackedVectors  # of psi, once a round brings it
 
     def train(self, task: Task) -> Iterator[Reply]:
         """One reply, the sum of all."""
@@ -59,7 +61,7 @@ class BatchedEngine:
         plans = batch_plans(orders, points, self.config.epochs, self.config.batch_size)
         first = [pool.first[number] for number in task.cohort.values()]
         slots, rows = self._run(task, [*plans.values()], first, pool)
-        delta = self.joined.split(slots.delta)
+        delta = self.packed.unpack(slots.delta)
         done = self.config.epochs * sum(points.values())
         yield Reply(task.round, delta, slots.loss, done, rows, clients=len(task.cohort))
 
@@ -83,7 +85,7 @@ class BatchedEngine:
             try:
                 return self._run_in(count, task, plans, first, pool)
             except torch.OutOfMemoryError as error:
-                self.captured = None
+                self.compiled_step = None
                 torch.cuda.empty_cache()
                 if count == 1:
                     raise TrainingError(
@@ -96,14 +98,14 @@ class BatchedEngine:
         self, count: int, task: Task, plans: list[Plan], first: list[int], pool: PointPool
     ) -> tuple[Slots, int]:
         steps = max(map(len, plans))
-        if self.captured and self.captured.state.can_hold(steps):
-            count = self.captured.state.width
+        if self.compiled_step and self.compiled_step.state.can_hold(steps):
+            count = self.compiled_step.state.width
         dealt = schedule(plans, first, count)
         points, progress = (self._send(torch.from_numpy(part)).unbind() for part in dealt)
         if self.update is None:
             self._prepare(task, pool.batch(points[0][0], self.dtype))
-        fixed = self.joined.join(task.psi), task.broadcast
-        program: Eager[Slots] | Captured[Slots] | None = None
+        fixed = self.packed.pack(task.psi), task.broadcast
+        program: EagerStep[Slots] | CompiledStep[Slots] | None = None
         for rows, now in zip(points, progress, strict=True):
             inputs = rows if pool is self.resident else pool.batch(rows, self.dtype), now
             program = program or self._program(fixed, count, steps, inputs)
@@ -118,26 +120,27 @@ class BatchedEngine:
 
     def _prepare(self, task: Task, batch: Batch) -> None:
         """Once, on the first batch: what every client runs."""
-        self.joined = Joined(self.method, task.psi)
+        self.packed = PackedVectors(self.method, task.psi)
         update = ClientUpdate.for_task(self.method, self.config, task, batch)
-        self.update = replace(update, method=self.joined)
+        self.update = replace(update, method=self.packed)
 
     def _program(
         self, fixed: Fixed, count: int, steps: int, inputs: Inputs
-    ) -> Eager[Slots] | Captured[Slots]:
+    ) -> EagerStep[Slots] | CompiledStep[Slots]:
         """One that is ready for a round."""
         assert self.update is not None
         if not self.compiled:
-            return Eager(self._step, fixed, Slots.idle(self.update, fixed[0], count, steps))
-        if self.captured is None or not self.captured.state.can_hold(steps):
-            self.captured = None
+            return EagerStep(self._step, fixed, Slots.idle(self.update, fixed[0], count, steps))
+        if self.compiled_step is None or not self.compiled_step.state.can_hold(steps):
+            self.compiled_step = None
             most = max(steps, self.config.steps(most_points(self.clients)))
             idle = Slots.idle(self.update, fixed[0], count, most)
-            self.captured = Captured(self._step, fixed, idle, *inputs)
-        self.captured.begin(fixed)
-        self.captured.state.clear()
-        return self.captured
+            self.compiled_step = CompiledStep(self._step, fixed, idle, *inputs)
+        self.compiled_step.begin(fixed)
+        self.compiled_step.state.clear()
+        return self.compiled_step
 
+    @replaced_layers(for_clients)
     def _step(self, fixed: Fixed, slots: Slots, points: Tensor | Batch, progress: Tensor) -> Slots:
         """`points` are rows of the resident pool, or a batch of another."""
         if isinstance(points, Tensor):
@@ -147,6 +150,7 @@ class BatchedEngine:
         return advance(self.update, *fixed, slots, points, progress)
 
     @torch.no_grad()
+    @replaced_layers(for_clients)
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
         def answer(x: Tensor, present: Tensor, query: Tensor) -> Tensor:
             weights = self.method.personalize(params, x, present)

@@ -9,18 +9,18 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import import_module
 from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from flowdup.accelerate.torch_private import import_dynamo
+from flowdup.accelerate.tracing import TracedFunction
 from flowdup.batches import batch_plan, local_batches, most_points
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
 from flowdup.engines.base import Question, Roster
-from flowdup.engines.program import Traced
 from flowdup.messages import Reply, Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
@@ -46,12 +46,12 @@ class SequentialEngine:
         self.clients, self.stream, self.roster = clients, stream, Roster.of(clients)
         self.most_steps = config.steps(most_points(clients)) if tracing else 0  # 0: as written
         self.update: ClientUpdate | None = None
-        self.traced: Traced | None = None
+        self.traced: TracedFunction | None = None
         self.workers = torch.get_num_threads() if device.type == "cpu" else 0
         self.pool = ThreadPoolExecutor(max(1, self.workers), "client", _use_one_core)
         if sys.platform == "linux" and self.workers:
             _keep_memory()
-        import_module("torch._dynamo")  # torch.func would, in several threads at once
+        import_dynamo()  # torch.func would, in several threads at once
 
     def train(self, task: Task) -> Iterator[Reply]:
         orders = self.stream.child("order", task.round)
@@ -74,14 +74,14 @@ class SequentialEngine:
 
         yield from self._map(reply, chain([first], work))
 
-    def _prepare(self, task: Task, batch: Batch) -> tuple[ClientUpdate, Traced | None]:
+    def _prepare(self, task: Task, batch: Batch) -> tuple[ClientUpdate, TracedFunction | None]:
         """Once: what clients run, and its step traced, with room for the longest of them."""
         if self.update is None:
             self.update = ClientUpdate.for_task(self.method, self.config, task, batch)
             if self.most_steps:
                 local = self.update.begin(task.psi, self.most_steps)
                 place = torch.eye(self.most_steps)[0].to(batch.present)
-                self.traced = Traced(self.update.step, task.start, local, batch, place)
+                self.traced = TracedFunction(self.update.step, task.start, local, batch, place)
         return self.update, self.traced
 
     def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:

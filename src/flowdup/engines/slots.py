@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
+from flowdup import tree
+from flowdup.accelerate.torch_private import zero_all
 from flowdup.batches import Plan
 from flowdup.client import ClientUpdate, Local, Step
 from flowdup.methods import Batch, Params
@@ -70,7 +71,7 @@ class Slots(NamedTuple):
         local = update.begin(psi, steps)
         some = next(iter(psi.values()))
         return cls(
-            tree_map(lambda t: t.new_zeros(slots, *t.shape), local),
+            tree.map(lambda t: t.new_zeros(slots, *t.shape), local),
             {n: torch.zeros_like(p) for n, p in psi.items()},
             some.new_zeros(()),
         )
@@ -90,7 +91,7 @@ class Slots(NamedTuple):
 
     def clear(self) -> None:
         """Forget all clients, in place: those to come begin anew by themselves."""
-        torch._foreach_zero_([*self.delta.values(), self.loss])
+        zero_all([*self.delta.values(), self.loss])
 
 
 def advance(
@@ -106,7 +107,7 @@ def advance(
     steps = torch.arange(slots.steps, device=progress.device)
     places = (before[:, None] == steps).to(slots.loss.dtype)
     fresh = update.begin(psi, slots.steps)
-    local = tree_map(lambda new, old: _choose(before == 0, new, old), fresh, slots.local)
+    local = tree.map(lambda new, old: _choose(before == 0, new, old), fresh, slots.local)
 
     def member(local: Local, batch: Batch, place: Tensor) -> Step:
         return update.step(psi | broadcast, local, batch, place)

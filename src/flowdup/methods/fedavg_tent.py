@@ -15,18 +15,17 @@ a momentum; and no statistics are re-estimated, since models here keep none.
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from flowdup.errors import ConfigError
 from flowdup.methods.base import NoSettings, sum_gradients
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
+from flowdup.models.kinds import NORMALIZATION_LAYERS
 from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.settings import check_range
-
-_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class FedAvgTent(FedAvg):
     def __init__(self, config: FedAvgTentConfig, context: MethodContext) -> None:
         super().__init__(NoSettings(), context)
         self.config = config
-        norms = {m for m in self.f.module.modules() if isinstance(m, _NORMS)}
+        norms = {m for m in self.f.module.modules() if isinstance(m, NORMALIZATION_LAYERS)}
         owned = {id(p) for norm in norms for p in norm.parameters()}
         names = [n for n, p in self.f.module.named_parameters() if id(p) in owned]
         if config.adapts == "norms" and not names:

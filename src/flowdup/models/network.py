@@ -4,7 +4,9 @@ import copy
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,17 +15,53 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flowdup.errors import ConfigError
-from flowdup.models.cohort import for_clients
+from flowdup.models.kinds import BATCH_NORMS, DROPOUTS
 from flowdup.random import Stream
 
 Weights = dict[str, Tensor]
 Factory = Callable[[tuple[int, ...], int], nn.Module]  # (shape of one input, outputs) -> module
+Exchange = Callable[[nn.Module], nn.Module]  # changes a module's layers, in place
+
+_exchange: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+@contextmanager
+def replaced_layers(exchange: Exchange) -> Iterator[None]:
+    """Networks that are called inside run on copies of their modules that `exchange` has changed.
+
+    For this thread alone.  Give the same function each time: a copy is kept for every one.
+    """
+    token = _exchange.set(exchange)
+    try:
+        yield
+    finally:
+        _exchange.reset(token)
+
+
+class _Copies(threading.local):
+    """This thread's copies of a module, by how their layers were exchanged.
+
+    A call puts the weights into a copy and takes them out again.  Copies have the module's own
+    parameters and buffers, which nobody writes.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[Exchange | None, nn.Module] = {}
+
+    def of(self, module: nn.Module) -> nn.Module:
+        exchange = _exchange.get()
+        if exchange not in self.modules:
+            shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
+            made = copy.deepcopy(module, shared)
+            self.modules[exchange] = exchange(made) if exchange else made
+        return self.modules[exchange]
 
 
 @dataclass(frozen=True)
 class Network:
     """`network(weights, x)`: x [n, *shape] as stored -> [n, outputs].
 
+    `module` has the layers of its definition; calls run on copies of it, so it never changes.
     `read` turns stored inputs (uint8 images, say) into the floats that the module expects.
     `deviations` holds, for every parameter, the standard deviation of its initial draw, which is
     also its row scale in an expansion (`subspace.py`).
@@ -36,7 +74,7 @@ class Network:
     deviations: dict[str, float]
     constants: dict[str, Tensor]  # what the definition fixes: a norm's weight of 1, a scale of 1e-6
     compute: torch.dtype | None = None  # what the module computes in; None: as its weights are
-    copies: threading.local = field(default_factory=threading.local)  # of the module, by thread
+    copies: _Copies = field(default_factory=_Copies)
 
     @classmethod
     def build(
@@ -46,14 +84,15 @@ class Network:
         outputs: int,
         read: Callable[[Tensor], Tensor],
     ) -> "Network":
-        """Read a module's parameters; none of its random values survive.
+        """Read a copy of a module; none of its random values survive.
 
         The module is made twice, with different random numbers.  What comes out equal belongs to
         its definition and stays.  Of what differs, a parameter of two or more dimensions is drawn
         anew (He et al. 2015, uniform) and any other starts at 0.  A parameter of one dimension has
         the deviation of the matrix before it: a bias or a norm that of its layer.
         """
-        module, other = (_make(factory, shape, outputs, seed) for seed in (0, 1))
+        made, other = (_make(factory, shape, outputs, seed) for seed in (0, 1))
+        module = copy.deepcopy(made).eval()  # the factory may keep what it made
         _refuse_state(module, other)
         parameters, others = (dict(m.named_parameters()) for m in (module, other))
         matrices = [n for n, p in parameters.items() if p.ndim > 1]
@@ -69,9 +108,7 @@ class Network:
                 constants[name] = torch.zeros(parameter.shape, dtype=torch.float32)
         module.requires_grad_(False)
         shapes = {n: tuple(p.shape) for n, p in parameters.items()}
-        network = cls(for_clients(module), shape, read, shapes, deviations, constants)
-        network.copies.module = network.module  # of this thread
-        return network
+        return cls(module, shape, read, shapes, deviations, constants)
 
     @property
     def size(self) -> int:
@@ -82,15 +119,8 @@ class Network:
         x, dtype = self.read(x), next(iter(weights.values())).dtype
         if self.compute:
             x, weights = x.to(self.compute), {n: w.to(self.compute) for n, w in weights.items()}
-        out: Tensor = functional_call(self._own_module(), weights, (x,))
+        out: Tensor = functional_call(self.copies.of(self.module), weights, (x,))
         return out.to(dtype)
-
-    def _own_module(self) -> nn.Module:
-        """This thread's copy: a call puts the weights into the module and takes them out again."""
-        if not hasattr(self.copies, "module"):
-            self.copies.module = copy.deepcopy(self.module)
-        module: nn.Module = self.copies.module
-        return module
 
     def init(self, stream: Stream) -> Weights:
         """theta_0: U(-b, b) with b = sqrt(6 / fan_in) for what is drawn, each from its own stream.
@@ -111,19 +141,19 @@ class Network:
 def _make(factory: Factory, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return factory(shape, outputs).eval()
+        return factory(shape, outputs)
 
 
 def _refuse_state(module: nn.Module, other: nn.Module) -> None:
     """What is neither averaged nor personalised, nor the same everywhere, cannot be in a model."""
     for name, part in module.named_modules():
-        batch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # also mixes padding in
-        if batch or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats):
+        batch = isinstance(part, BATCH_NORMS)  # also mixes padding in
+        if batch or getattr(part, "track_running_stats", False):
             raise ConfigError(
                 f"the model's layer '{name}' keeps statistics of batches, which are neither "
                 "averaged nor personalised: use nn.GroupNorm instead"
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        if isinstance(part, DROPOUTS) and part.p > 0:
             warnings.warn(f"dropout in layer '{name}' is off in training", stacklevel=4)
     others = dict(other.named_buffers())
     for name, buffer in module.named_buffers():

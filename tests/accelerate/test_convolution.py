@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import conv2d
 
-from flowdup.data import InputSpec
-from flowdup.models import Network, build_network
-from flowdup.models.cohort import for_clients, ordinary
-from flowdup.models.convolution import (
+from flowdup.accelerate.convolution import (
     ClientConv2d,
     Geometry,
     InputGradient,
     WeightGradient,
     conv,
 )
+from flowdup.accelerate.layers import for_clients
+from flowdup.data import InputSpec
+from flowdup.models import Network, build_network
+from flowdup.models.network import replaced_layers
 from flowdup.personalize import PersonalModel
 from flowdup.random import Stream
 
@@ -186,19 +187,18 @@ class Own(nn.Module):
         return out
 
 
-def test_a_users_convolutions_are_routed_and_others_left_alone() -> None:
-    module = Network.build(Own, (2, 8, 8), 3, lambda x: x).module
-    routed = {n for n, part in module.named_modules() if isinstance(part, ClientConv2d)}
-    assert routed == {"stem", "body.1"}
-    resnet = build_network("resnet18", (3, 8, 8), 10, lambda x: x).module
+def test_a_users_convolutions_are_exchanged_where_ours_compute_the_same() -> None:
+    module = for_clients(Own((2, 8, 8), 3))
+    exchanged = {n for n, part in module.named_modules() if isinstance(part, ClientConv2d)}
+    assert exchanged == {"stem", "body.1"}
+    resnet = for_clients(build_network("resnet18", (3, 8, 8), 10, lambda x: x).module)
     kinds = [type(part) for part in resnet.modules() if isinstance(part, nn.Conv2d)]
     assert kinds == [ClientConv2d] * 20
-    assert type(Own((2, 8, 8), 3).stem) is nn.Conv2d
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", ["own", "cnn-small", "resnet18"])
-def test_a_routed_network_computes_what_the_module_does(name: str) -> None:
+def test_a_network_with_replaced_layers_computes_what_the_module_does(name: str) -> None:
     if name == "own":
         network = Network.build(Own, (2, 8, 8), 3, lambda x: x)
     else:
@@ -206,13 +206,13 @@ def test_a_routed_network_computes_what_the_module_does(name: str) -> None:
     weights = {n: w.double() for n, w in network.init(Stream(0)).items()}
     clients = {n: torch.stack([w, w + 0.01, w * 0.9]) for n, w in weights.items()}
     x = random((CLIENTS, N, 2, 8, 8), 0)
-    plain = ordinary(copy.deepcopy(network.module)).double()
-    assert not any(isinstance(part, ClientConv2d) for part in plain.modules())
+    plain = copy.deepcopy(network.module).double()
 
     def loss(f: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
         return grad(lambda weights, x: f(weights, x).square().sum())
 
-    found = vmap(loss(network))(clients, x)
+    with replaced_layers(for_clients):
+        found = vmap(loss(network))(clients, x)
     for i in range(CLIENTS):
         mine = {n: w[i] for n, w in clients.items()}
         alone = loss(lambda weights, x: functional_call(plain, weights, (x,)))(mine, x[i])
@@ -227,11 +227,10 @@ def test_a_personal_model_has_ordinary_convolutions() -> None:
     assert kinds == {nn.Conv2d}
 
 
-def test_a_copy_of_a_routed_module_is_routed() -> None:
+def test_an_exchanged_layer_takes_one_image_without_a_batch_as_torchs_does() -> None:
     module = for_clients(nn.Sequential(nn.Conv2d(1, 2, 3)))
-    assert type(copy.deepcopy(module)[0]) is ClientConv2d
     x = torch.ones(1, 4, 4)
-    assert torch.equal(module(x), module(x[None])[0])  # one image without a batch, as torch has it
+    assert torch.equal(module(x), module(x[None])[0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is done to a traced step before it runs: nothing that changes a number."""
+"""Rewrites of a traced step before it is compiled or run; none changes a number."""
 
 from operator import getitem
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_map_only
+
+from flowdup import tree
+from flowdup.accelerate import torch_private
 
 _CAT = torch.ops.aten.cat
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
@@ -15,21 +17,19 @@ _VIEWS = (torch.ops.aten.permute, torch.ops.aten.view, torch.ops.aten.unsqueeze)
 
 def tidy(graph: Graph) -> Graph:
     """Without repetitions (backward does again some of what forward did), views that change
-    nothing, and what nobody reads.
+    nothing, and results that nobody reads.
     """
-    from torch._functorch.compile_utils import fx_graph_cse  # noqa: PLC0415  (slow to import)
-
     for node in graph.nodes:
-        if _is_view(node) and _form(node) == _form(node.args[0]):
+        if _is_view(node) and _layout(node) == _layout(node.args[0]):
             node.replace_all_uses_with(node.args[0])
-    graph = fx_graph_cse(graph)
+    graph = torch_private.merge_repetitions(graph)
     graph.eliminate_dead_code()
     return graph
 
 
 def lift_constants(traced: GraphModule) -> list[Tensor]:
-    """Tensors that the step knows besides its arguments become arguments, too: a compiled program
-    is found in the cache only if it holds none.
+    """Turn tensors that the step holds into arguments after its own, and return them: torch's cache
+    keeps compiled programs that hold none.
     """
     graph = traced.graph
     names = dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr"))
@@ -48,46 +48,59 @@ def lift_constants(traced: GraphModule) -> list[Tensor]:
 
 
 def write_once(traced: GraphModule) -> None:
-    """Tell torch's compiler to write some tensors once, in the order of memory that they have here:
+    """Have torch's compiler write some tensors to memory once, in the order that they have here:
 
     - what our kernels read: it would write a copy for every reader;
     - parts of a `cat` that others read, too: it writes a part to its place in the whole, and
       (2.11) may let a library's kernel look for it elsewhere.
     """
-    from torch._inductor.inductor_prims import force_stride_order  # noqa: PLC0415
-
+    in_order = torch_private.stride_order()
+    assert in_order is not None  # `can_compile` was asked
     graph = traced.graph
     parts = (part for node in graph.nodes if _packet(node) is _CAT for part in node.all_input_nodes)
     wanted = [part for part in parts if len(part.users) > 1]
-    wanted += [_shown(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
+    wanted += [_viewed(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
     for node in filter(_is_computed, dict.fromkeys(wanted)):
         with graph.inserting_after(node):
-            order = node.meta["val"].stride()
-            written = graph.call_function(force_stride_order, (node, order))
+            written = graph.call_function(in_order, (node, node.meta["val"].stride()))
         written.meta = dict(node.meta)
         node.replace_all_uses_with(written)
         written.replace_input_with(written, node)
     traced.recompile()
 
 
-def foreign(traced: GraphModule, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
-    """Our operations and matrix products, one of each sort, with arguments like theirs."""
+def kernel_calls(traced: GraphModule, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
+    """Calls (operation, arguments) of our kernels and of libraries' matrix products, one for every
+    combination of shapes: what is not torch's compiler's to compile.
+    """
     graph, found = traced.graph, {}
     inputs = dict(zip(graph.find_nodes(op="placeholder"), tensors, strict=True))
     for node in graph.nodes:
         if _is_ours(node) or _packet(node) in _PRODUCTS:
-            given = tree_map_only(Node, lambda n: inputs.get(n, n.meta.get("val")), node.args)
-            sort = tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), given)
-            found[repr((node.target, sort))] = (node.target, given)
+            given = tree.map(lambda a: _example(a, inputs), node.args)
+            found[repr((node.target, tree.map(_description, given)))] = (node.target, given)
     return [*found.values()]
 
 
+def _example(argument: Any, inputs: dict[Node, Tensor]) -> Any:
+    """The tensor that a node of the graph stands for; anything else as it is."""
+    if not isinstance(argument, Node):
+        return argument
+    return inputs.get(argument, argument.meta.get("val"))
+
+
+def _description(value: Any) -> Any:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
+
+
 def _is_ours(node: Node) -> bool:
-    return getattr(node.target, "namespace", "") == "flowdup"  # `models/kernels`
+    return getattr(node.target, "namespace", "") == "flowdup"  # `kernels/`
 
 
 def _is_computed(node: Node) -> bool:
-    """By torch's compiler, if it likes: arguments and what our kernels write lie in memory."""
+    """Whether torch's compiler decides how it lies in memory: not arguments, not what our kernels
+    write.
+    """
     of = node.args[0] if node.target is getitem else node
     return node.op == "call_function" and isinstance(of, Node) and not _is_ours(of)
 
@@ -100,11 +113,11 @@ def _packet(node: Node) -> Any:
     return getattr(node.target, "overloadpacket", None)
 
 
-def _shown(node: Any) -> Node:
-    """What this is a view of."""
-    return _shown(node.args[0]) if _is_view(node) else node
+def _viewed(node: Any) -> Node:
+    """What this is a view of, itself if it is none."""
+    return _viewed(node.args[0]) if _is_view(node) else node
 
 
-def _form(node: Any) -> tuple[Any, ...]:
+def _layout(node: Any) -> tuple[Any, ...]:
     value = node.meta["val"]
     return value.shape, value.stride(), value.dtype

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flowdup.models.convolution import Dims, Pair, apply, inside_vmap, kernels_for, together
+from flowdup.accelerate.convolution import Dims, Pair, clients_as_images
+from flowdup.accelerate.dispatch import kernels_for
+from flowdup.autograd import apply_function
 
 
 class ClientMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` that is `MaxPool` inside `vmap` on a GPU, else torch's own."""
+    """`nn.MaxPool2d` for use under `vmap`: `MaxPool` on a GPU, else torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
         window = _pair(self.kernel_size)
         large = all(side >= w for side, w in zip(input.shape[-2:], window, strict=True))
-        if input.ndim == 4 and large and inside_vmap() and kernels_for(input):
-            return apply(MaxPool, input, window)
+        if input.ndim == 4 and large and kernels_for(input):
+            return apply_function(MaxPool, input, window)
         out: Tensor = super().forward(input)
         return out
 
@@ -47,7 +49,7 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return apply(Unpool, gradients[0], *ctx.saved_tensors, ctx.window), None
+        return apply_function(Unpool, gradients[0], *ctx.saved_tensors, ctx.window), None
 
 
 class Unpool(torch.autograd.Function):
@@ -79,15 +81,15 @@ class Unpool(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Dims, gy: Tensor, x: Tensor, window: Pair) -> tuple[Tensor, int]:
         """Clients are more images."""
-        gx = apply(Unpool, *together(info, dims, gy, x), window)
+        gx = apply_function(Unpool, *clients_as_images(info, dims, gy, x), window)
         return gx.reshape(info.batch_size, -1, *gx.shape[1:]), 0
 
 
-def is_plain(part: nn.MaxPool2d) -> bool:
+def is_supported(part: nn.MaxPool2d) -> bool:
     """Whether windows lie side by side, and nothing else is asked for."""
     window, nothing = _pair(part.kernel_size), (_pair(part.padding), _pair(part.dilation))
-    together = _pair(part.stride) == window and nothing == ((0, 0), (1, 1))
-    return together and not part.ceil_mode and not part.return_indices
+    tiled = _pair(part.stride) == window and nothing == ((0, 0), (1, 1))
+    return tiled and not part.ceil_mode and not part.return_indices
 
 
 def _pair(size: int | tuple[int, ...]) -> Pair:

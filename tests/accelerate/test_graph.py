@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from flowdup.engines.graph import lift_constants, tidy, write_once
+from flowdup.accelerate.graph import lift_constants, tidy, write_once
 
 
 @torch.library.custom_op("flowdup::doubled", mutates_args=())

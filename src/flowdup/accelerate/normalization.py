@@ -18,15 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp
 
-from flowdup.models.convolution import Dims, apply, inside_vmap, kernels_for, together
+from flowdup.accelerate.convolution import Dims, clients_as_images
+from flowdup.accelerate.dispatch import kernels_for
+from flowdup.autograd import apply_function
 
 
 class ClientGroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm` that is `GroupNorm` inside `vmap` on a GPU, else torch's own."""
+    """`nn.GroupNorm` for use under `vmap`: `GroupNorm` on a GPU, else torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.ndim == 4 and self.affine and inside_vmap() and kernels_for(input, self.weight):
-            return apply(GroupNorm, input, self.weight, self.bias, self.num_groups, self.eps)
+        if input.ndim == 4 and self.affine and kernels_for(input, self.weight):
+            return apply_function(
+                GroupNorm, input, self.weight, self.bias, self.num_groups, self.eps
+            )
         return super().forward(input)
 
 
@@ -37,7 +41,8 @@ class GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float) -> Tensor:
-        factor, shift = apply(Affine, x, w[None], b[None], groups, eps).unbind(-1)  # [n, c]
+        affine = apply_function(Affine, x, w[None], b[None], groups, eps)  # [n, c, 2]
+        factor, shift = affine.unbind(-1)
         return (x * _pixels(factor) + _pixels(shift)).to(x.dtype)
 
     @staticmethod
@@ -77,7 +82,7 @@ class Affine(torch.autograd.Function):
         info: Any, dims: Dims, x: Tensor, w: Tensor, b: Tensor, groups: int, eps: float
     ) -> tuple[Tensor, int]:
         """Clients are more images and more rows."""
-        out = apply(Affine, *together(info, dims, x, w, b), groups, eps)
+        out = apply_function(Affine, *clients_as_images(info, dims, x, w, b), groups, eps)
         return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 
@@ -116,7 +121,7 @@ class Gradient(torch.autograd.Function):
         info: Any, dims: Dims, gy: Tensor, x: Tensor, w: Tensor, groups: int, eps: float
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Clients are more images and more rows."""
-        tensors = together(info, dims, gy, x, w)
+        tensors = clients_as_images(info, dims, gy, x, w)
         found = Gradient.apply(*tensors, groups, eps)  # type: ignore[no-untyped-call]
         gx, sums = (t.reshape(info.batch_size, -1, *t.shape[1:]) for t in found)
         return (gx, sums), (0, 0)

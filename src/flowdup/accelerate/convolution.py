@@ -1,4 +1,4 @@
-"""Convolution for a cohort: `vmap` over clients that have weights of their own, fast on a GPU.
+"""Convolution for a cohort: under `vmap` over clients, each with weights of its own, fast on a GPU.
 
 `vmap` of torch's convolution becomes one small kernel per client.  `Conv` and its two gradients
 become one launch for all of them where Triton can be had, and a grouped convolution elsewhere:
@@ -10,17 +10,15 @@ exist, inside and outside of `vmap`.  Tensors are [n, c, h, w] and [o, c, kh, kw
 with clients in front: [clients, n, c, h, w] and [clients, o, c, kh, kw].
 """
 
-import functools
-import importlib
-import os
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.nn.functional import conv2d
+
+from flowdup.accelerate.dispatch import kernels_for
+from flowdup.autograd import apply_function
 
 Pair = tuple[int, int]
 Dims = tuple[int | None, ...]
@@ -28,7 +26,10 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """What the shapes of two arguments do not tell; one leaf, which `vmap` carries cheaply."""
+    """Sizes of a convolution that two of its tensors do not tell: of the third, and its steps.
+
+    One object, because `vmap` handles every argument of a function by itself.
+    """
 
     image: Pair  # (h, w) of x
     kernel: Pair
@@ -62,8 +63,8 @@ class Conv(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         need_x, need_w, need_bias, _ = ctx.needs_input_grad
-        gx = apply(InputGradient, gy, w, ctx.how) if need_x else None
-        gw = apply(WeightGradient, gy, x, ctx.how) if need_w else None
+        gx = apply_function(InputGradient, gy, w, ctx.how) if need_x else None
+        gw = apply_function(WeightGradient, gy, x, ctx.how) if need_w else None
         return gx, gw, gy.sum((-4, -2, -1)) if need_bias else None, None
 
     @staticmethod
@@ -100,8 +101,8 @@ class InputGradient(torch.autograd.Function):
     def backward(ctx: Any, ggx: Tensor) -> tuple[Tensor | None, ...]:
         gy, w = ctx.saved_tensors
         need_gy, need_w, _ = ctx.needs_input_grad
-        ggy = apply(Conv, ggx, w, None, ctx.how) if need_gy else None
-        gw = apply(WeightGradient, gy, ggx, ctx.how) if need_w else None
+        ggy = apply_function(Conv, ggx, w, None, ctx.how) if need_gy else None
+        gw = apply_function(WeightGradient, gy, ggx, ctx.how) if need_w else None
         return ggy, gw, None
 
     @staticmethod
@@ -136,8 +137,8 @@ class WeightGradient(torch.autograd.Function):
     def backward(ctx: Any, ggw: Tensor) -> tuple[Tensor | None, ...]:
         gy, x = ctx.saved_tensors
         need_gy, need_x, _ = ctx.needs_input_grad
-        ggy = apply(Conv, x, ggw, None, ctx.how) if need_gy else None
-        gx = apply(InputGradient, gy, ggw, ctx.how) if need_x else None
+        ggy = apply_function(Conv, x, ggw, None, ctx.how) if need_gy else None
+        gx = apply_function(InputGradient, gy, ggw, ctx.how) if need_x else None
         return ggy, gx, None
 
     @staticmethod
@@ -148,22 +149,21 @@ class WeightGradient(torch.autograd.Function):
 def conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """`torch.nn.functional.conv2d`, made of `Conv`."""
     image, kernel = (x.shape[-2], x.shape[-1]), (w.shape[-2], w.shape[-1])
-    return apply(Conv, x, w, bias, Geometry(image, kernel, stride, padding))
+    return apply_function(Conv, x, w, bias, Geometry(image, kernel, stride, padding))
 
 
 class ClientConv2d(nn.Conv2d):
-    """`nn.Conv2d` that is `Conv` inside `vmap` where kernels make that fast, else torch's own."""
+    """`nn.Conv2d` for use under `vmap`: `Conv` where kernels make that fast, else torch's own."""
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ours = input.ndim == 4 and kernels_for(input, weight, bias) and inside_vmap()
-        if ours:
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim == 4 and kernels_for(input, self.weight, self.bias):
             height, width = self.stride
-            return conv(input, weight, bias, (height, width), _zeros_around(self))
-        out: Tensor = super()._conv_forward(input, weight, bias)
-        return out
+            return conv(input, self.weight, self.bias, (height, width), _zeros_around(self))
+        return super().forward(input)
 
 
-def is_plain(part: nn.Conv2d) -> bool:
+def is_supported(part: nn.Conv2d) -> bool:
+    """Whether `Conv` computes what this layer does: no groups, no dilation, zeros around."""
     same = part.padding == "same"
     symmetric = not same or all(k % 2 == 1 for k in part.kernel_size)
     zeros = part.padding_mode == "zeros"
@@ -177,22 +177,13 @@ def _zeros_around(part: nn.Conv2d) -> Pair:
     return part.padding[0], part.padding[1]
 
 
-def inside_vmap() -> bool:
-    return any(level.key() == TransformType.Vmap for level in get_interpreter_stack() or ())
-
-
-def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return out
-
-
 def _as_one_batch(
     function: type[torch.autograd.Function], x: Tensor, dim: int | None, *others: Any
 ) -> tuple[Tensor, int]:
     """Clients that share their weights are one larger batch."""
     assert dim is not None
     x = x.movedim(dim, 0)  # [clients, n, c, h, w]
-    out = apply(function, x.flatten(0, 1), *others)
+    out = apply_function(function, x.flatten(0, 1), *others)
     return out.reshape(*x.shape[:2], *out.shape[1:]), 0
 
 
@@ -207,13 +198,13 @@ def _over_clients(
         for t, dim in zip(tensors, dims[:-1], strict=True)
     ]
     if front[0].ndim == 5:
-        return apply(function, *front, how), 0
-    out = apply(function, *(None if t is None else t.flatten(0, 1) for t in front), how)
+        return apply_function(function, *front, how), 0
+    out = apply_function(function, *(None if t is None else t.flatten(0, 1) for t in front), how)
     return out.reshape(size, -1, *out.shape[1:]), 0
 
 
-def together(info: Any, dims: Dims, *tensors: Tensor) -> list[Tensor]:
-    """The first dimension of all clients as one: clients are more images."""
+def clients_as_images(info: Any, dims: Dims, *tensors: Tensor) -> list[Tensor]:
+    """[clients, n, ...] -> [clients n, ...], for operations on each image alone."""
     pairs = zip(tensors, dims, strict=False)
     return [_front(t, dim, info.batch_size).flatten(0, 1) for t, dim in pairs]
 
@@ -259,26 +250,3 @@ def _fits(x: Tensor, w: Tensor, how: Geometry) -> bool:
     """Whether the shapes are a convolution's; if not, torch says what is wrong with them."""
     sides = zip(how.image, how.kernel, how.padding, strict=True)
     return x.shape[-3] == w.shape[-3] and all(i + 2 * p >= k for i, k, p in sides)
-
-
-def kernels_for(*tensors: Tensor | None) -> ModuleType | None:
-    """`flowdup.models.kernels`, if its kernels take such tensors."""
-    given = [t for t in tensors if t is not None]
-    dtype, device = given[0].dtype, given[0].device
-    if dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if any(t.dtype != dtype or t.device != device or t.numel() == 0 for t in given):
-        return None
-    return _load_kernels(device)
-
-
-@functools.cache
-def _load_kernels(device: torch.device) -> ModuleType | None:
-    if device.type == "cuda":
-        able = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        able = os.environ.get("TRITON_INTERPRET") == "1"  # slow, for tests
-    try:
-        return importlib.import_module("flowdup.models.kernels") if able else None
-    except ImportError:  # torch for the CPU and for some systems comes without Triton
-        return None

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils._pytree import tree_leaves
 
-from flowdup.engines.program import Traced
+from flowdup import tree
+from flowdup.accelerate.tracing import TracedFunction
 
 
 def both(function, *arguments: object) -> None:  # type: ignore[no-untyped-def]
-    program, wanted = Traced(function, *arguments), function(*arguments)
+    program, wanted = TracedFunction(function, *arguments), function(*arguments)
     for _ in range(5):  # TorchScript would optimise after the first calls
         found = program(*arguments)
         assert type(found) is type(wanted)
-        for own, other in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+        for own, other in zip(tree.leaves(found), tree.leaves(wanted), strict=True):
             assert own.dtype == other.dtype
             assert torch.equal(own, other)
 
@@ -55,7 +55,7 @@ def test_arguments_of_every_kind() -> None:
 def test_constants_are_read_when_it_runs() -> None:
     """A pool may be refilled between two steps."""
     held = torch.ones(2)
-    program = Traced(lambda x: x + held, torch.zeros(2))
+    program = TracedFunction(lambda x: x + held, torch.zeros(2))
     held += 1
     assert program(torch.zeros(2)).tolist() == [2, 2]
 
@@ -76,5 +76,5 @@ def test_every_call_gives_the_same_bits() -> None:
     both(step, torch.randn(16, 16) / 4, torch.randn(6, 4, 16))
 
 
-def test_what_torchscript_has_no_words_for_is_run_as_it_is() -> None:
+def test_what_torchscript_cannot_express_runs_in_python() -> None:
     both(lambda x: torch.view_as_real(x * 1j), torch.randn(3, dtype=torch.complex64))

@@ -12,10 +12,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import conv2d, max_pool2d
 from triton.runtime import interpreter
 
-from flowdup.models import build_network, kernels
-from flowdup.models.cohort import ordinary
-from flowdup.models.convolution import conv
-from flowdup.models.normalization import _affine, _gradient
+from flowdup.accelerate import kernels
+from flowdup.accelerate.convolution import conv
+from flowdup.accelerate.layers import for_clients
+from flowdup.accelerate.normalization import _affine, _gradient
+from flowdup.models import build_network
+from flowdup.models.network import replaced_layers
 from flowdup.random import Stream
 
 LAYERS = [  # c, o, (h, w), kernel, stride, padding, n
@@ -158,15 +160,20 @@ def functions() -> None:
 
 
 def network() -> None:
-    """A network's convolutions take the kernels inside `vmap` and torch's own outside."""
+    """A network's convolutions take the kernels where its layers are replaced, and only there."""
     f = build_network("cnn-small", (1, 8, 8), 4, lambda x: x)
-    plain = ordinary(copy.deepcopy(f.module)).double()
+    plain = copy.deepcopy(f.module).double()
     weights = {n: torch.stack([w, 0.9 * w]) for n, w in f.init(Stream(0)).items()}
     x = torch.rand(2, 3, 1, 8, 8)
     calls = recorded()
-    f({n: w[0] for n, w in weights.items()}, x[0])
+    gradients = vmap(grad(lambda w, x: f(w, x).square().sum()))
+    gradients(weights, x)
     assert not calls
-    found = vmap(grad(lambda w, x: f(w, x).square().sum()))(weights, x)
+    with replaced_layers(for_clients):
+        alone = f({n: w[0] for n, w in weights.items()}, x[0])  # which `vmap` does not see
+        assert not calls
+        found = gradients(weights, x)
+    check(alone, f({n: w[0] for n, w in weights.items()}, x[0]), 1e-6)
     assert sorted(calls) == ["conv"] * 2 + ["input_gradient"] + ["weight_gradient"] * 2
     exact = {n: w.double() for n, w in weights.items()}
     wanted = vmap(grad(lambda w, x: functional_call(plain, w, (x,)).square().sum()))(
@@ -196,11 +203,11 @@ def norms() -> None:
         gy, x = torch.randn(2, n, c, h, w)
         rows = torch.randn(2, n if n % 2 else n // 2, c)  # one for each image, or for two
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
-            told = [t.to(dtype) for t in (gy, x, *rows)]
-            exact = [t.double() for t in told]
+            given = [t.to(dtype) for t in (gy, x, *rows)]
+            exact = [t.double() for t in given]
             found = (
-                kernels.norm_affine(*told[1:], groups, 1e-5),
-                *kernels.norm_gradient(*told[:3], groups, 1e-5),
+                kernels.norm_affine(*given[1:], groups, 1e-5),
+                *kernels.norm_gradient(*given[:3], groups, 1e-5),
             )
             wanted = (_affine(*exact[1:], groups, 1e-5), *_gradient(*exact[:3], groups, 1e-5))
             for own, other in zip(found, wanted, strict=True):

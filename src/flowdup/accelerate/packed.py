@@ -1,4 +1,6 @@
-"""A method's vectors as one: few operations, however many biases and norms a network has."""
+"""A method's one-dimensional parameters packed into one tensor: few operations per step, however
+many biases and norms a network has.
+"""
 
 import torch
 from torch import Tensor
@@ -8,20 +10,23 @@ from flowdup.methods import Batch, Objective, Params
 _NAME = "vectors."  # which no parameter can have
 
 
-class Joined(Objective):
-    """The same objective for parameters like psi whose vectors are joined."""
+class PackedVectors(Objective):
+    """The same objective, of parameters like psi whose vectors are packed into one.
+
+    `pack` puts the others first: the order of names differs from psi's, before and after.
+    """
 
     def __init__(self, method: Objective, psi: Params) -> None:
         self.method, self.rank_one = method, method.rank_one
         self.sizes = {n: p.numel() for n, p in psi.items() if p.ndim == 1}
 
-    def join(self, params: Params) -> Params:
+    def pack(self, params: Params) -> Params:
         if not self.sizes:
             return params
         others = {n: p for n, p in params.items() if n not in self.sizes}
         return others | {_NAME: torch.cat([params[n] for n in self.sizes])}
 
-    def split(self, params: Params) -> Params:
+    def unpack(self, params: Params) -> Params:
         if not self.sizes:
             return params
         parts = torch.split(params[_NAME], [*self.sizes.values()])
@@ -29,4 +34,4 @@ class Joined(Objective):
         return {n: p for n, p in params.items() if n != _NAME} | vectors
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
-        return self.method.loss(self.split(params), batch, self.split(start))
+        return self.method.loss(self.unpack(params), batch, self.unpack(start))

@@ -409,5 +409,5 @@ def _taps_first(w: Tensor) -> Tensor:
 
 
 def _precision() -> str:
-    told = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return "tf32" if told == "tf32" else "ieee"
+    chosen = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return "tf32" if chosen == "tf32" else "ieee"

@@ -6,19 +6,26 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+
+from flowdup import tree
+from flowdup.accelerate import torch_private
 
 _NAME, _EMPTY = "program", "no_sizes"
-_KINDS = (torch.dtype, torch.layout, torch.memory_format)
-_WORDS = (Node, bool, int, float, str, type(None), torch.device, *_KINDS)
+_ENUMS = (torch.dtype, torch.layout, torch.memory_format)
+_LITERALS = (Node, bool, int, float, str, type(None), torch.device, *_ENUMS)
 
 
-def scripted(traced: GraphModule) -> Callable[..., Any]:
-    """The same function, which must hold no tensors; as it is, where TorchScript has no words."""
-    if not all(map(_sayable, traced.graph.nodes)):
+def to_torchscript(traced: GraphModule) -> Callable[..., Any]:
+    """The same function, which must hold no tensors; as it is, where TorchScript cannot express it
+    or torch no longer has TorchScript.
+    """
+    if not all(map(_is_expressible, traced.graph.nodes)):
         return traced
+    return torch_private.compile_torchscript(_source(traced), _NAME) or traced
+
+
+def _source(traced: GraphModule) -> str:
     inputs, lines = [], [f"{_EMPTY}: List[int] = []"]
     for node in traced.graph.nodes:
         if node.op == "placeholder":
@@ -28,15 +35,15 @@ def scripted(traced: GraphModule) -> Callable[..., Any]:
         else:
             lines.append(f"{node.name} = {_call(node)}")
     body = "".join(f"    {line}\n" for line in lines)
-    unit = torch.jit.CompilationUnit(f"def {_NAME}({', '.join(inputs)}):\n{body}")
-    program: Callable[..., Any] = getattr(unit, _NAME)
-    return program
+    return f"def {_NAME}({', '.join(inputs)}):\n{body}"
 
 
-def _sayable(node: Node) -> bool:
+def _is_expressible(node: Node) -> bool:
+    """Whether it is one of torch's operations with arguments that have literals."""
     call = node.op == "call_function" and node.target is not getitem
-    words = all(isinstance(v, _WORDS) for v in tree_leaves((node.args, node.kwargs)))
-    return words and (not call or isinstance(node.target, OpOverload))
+    if call and not hasattr(node.target, "overloadpacket"):
+        return False
+    return all(isinstance(v, _LITERALS) for v in tree.leaves((node.args, node.kwargs)))
 
 
 def _call(node: Node) -> str:
@@ -54,7 +61,7 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]" if value else _EMPTY
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'
-    if isinstance(value, _KINDS):
+    if isinstance(value, _ENUMS):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'

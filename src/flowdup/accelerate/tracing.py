@@ -1,0 +1,56 @@
+"""Tracing: a function of tensors as a flat list of operations, run without the work of `vmap` and
+gradients and, through TorchScript, without Python.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from flowdup import tree
+from flowdup.accelerate import torch_private
+from flowdup.accelerate.graph import lift_constants, tidy
+from flowdup.accelerate.torchscript import to_torchscript
+
+Function = Callable[..., Any]
+
+
+def trace(function: Function, tensors: list[Tensor]) -> GraphModule | None:
+    """What function(*tensors) does, tidied; None where torch cannot trace.
+
+    Python decides once, now: a branch on a tensor's value is not followed again.
+    """
+    traced = torch_private.trace(function, tensors)
+    if traced is not None:
+        traced.graph = tidy(traced.graph)
+        traced.recompile()
+    return traced
+
+
+class TracedFunction:
+    """function(*arguments) as a traced program, for trees of tensors like these.
+
+    Arguments must have the shapes, types and memory layouts of the examples.  Tensors that the
+    function knows besides are read at every call.
+    """
+
+    def __init__(self, function: Function, *arguments: Any) -> None:
+        tensors, structure = tree.flatten(arguments)
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            out, self.out = tree.flatten(function(*tree.unflatten(tensors, structure)))
+            return out
+
+        self.constants: list[Tensor] = []
+        self.program: Function = flat
+        traced = trace(flat, [t.clone() for t in tensors])  # a tensor that comes twice is two
+        if traced is not None:
+            self.constants = lift_constants(traced)
+            self.program = to_torchscript(traced)
+
+    @torch.no_grad()
+    def __call__(self, *arguments: Any) -> Any:
+        out = self.program(*tree.leaves(arguments), *self.constants)
+        return tree.unflatten(out, self.out)
