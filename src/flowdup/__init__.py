@@ -1,8 +1,9 @@
 """flowdup: federated training that gives every client its own model, labels or not."""
 
 from flowdup.config import Config, load_config, read_config
-from flowdup.data import ClientData, InputSpec, Population
+from flowdup.data import ClientData, InputSpec, Population, register_source
 from flowdup.errors import FlowdupError
+from flowdup.methods import register_method
 from flowdup.models import register_model
 from flowdup.personalize import Federation, PersonalModel, load, load_model
 from flowdup.run import evaluate_run, train_run
@@ -20,6 +21,8 @@ __all__ = [
     "load_config",
     "load_model",
     "read_config",
+    "register_method",
     "register_model",
+    "register_source",
     "train_run",
 ]

@@ -22,9 +22,9 @@ from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, summary
-from flowdup.models import import_models
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
+from flowdup.registry import import_modules
 from flowdup.run import embed_run, evaluate_run, train_run
 from flowdup.settings import plain
 
@@ -47,7 +47,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 def flowdup(context: typer.Context, modules: Imports = None) -> None:
     """Train clients together, then give any client its own model, labels or not."""
     context.obj = modules or []
-    import_models(context.obj)
+    import_modules(context.obj)
 
 
 @app.command()

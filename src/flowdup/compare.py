@@ -29,7 +29,7 @@ import torch
 from flowdup.config import Config, load_table, merge, nest, override, read_config
 from flowdup.errors import ConfigError
 from flowdup.files import write_atomic
-from flowdup.models import import_models
+from flowdup.registry import import_modules
 from flowdup.run import evaluate_run, train_run
 from flowdup.settings import Table, as_table
 
@@ -107,7 +107,7 @@ def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -
     """Run all jobs and yield each as it is done; `modules` register models of the user's."""
     threads = max(1, torch.get_num_threads() // workers)
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, import_models, (modules,)) as pool:
+    with ProcessPoolExecutor(workers, spawn, import_modules, (modules,)) as pool:
         try:
             futures = {pool.submit(_run, job, threads): job for job in jobs}
             for future in as_completed(futures):

@@ -1,7 +1,7 @@
 """Data: sources of images, the paper's partitions, and a user's own clients."""
 
 from flowdup.data.clients import ClientData, InputSpec, LazyClients, Population
-from flowdup.data.population import DataConfig, load_population
+from flowdup.data.population import DataConfig, load_population, register_source
 
 __all__ = [
     "ClientData",
@@ -10,4 +10,5 @@ __all__ = [
     "LazyClients",
     "Population",
     "load_population",
+    "register_source",
 ]

@@ -1,0 +1,88 @@
+"""Training on a GPU: a compiled and captured step gives the psi of a plain one and of a CPU."""
+
+from functools import cache
+
+import pytest
+import torch
+from small import METHODS, SPEC, STREAM, ragged_clients
+
+from flowdup.client import ClientConfig
+from flowdup.engines import EngineConfig, build_engine
+from flowdup.methods import MethodConfig, MethodContext, Params
+from flowdup.optimizers import OptimizerConfig
+from flowdup.server import ServerConfig, initial_state, train
+
+DEVICE = "cuda"
+LOCAL = {
+    "sgd": OptimizerConfig("sgd", 0.02),
+    "momentum": OptimizerConfig("sgd", 0.01, momentum=0.9, weight_decay=1e-3),
+}
+CASES = [(name, "sgd") for name in METHODS] + [("flowdup", "momentum"), ("fedavg", "momentum")]
+
+
+@cache
+def psi_after(
+    name: str, local: str, device: str, engine: str, precision: str, compiled: bool, rounds: int
+) -> Params:
+    config = EngineConfig(engine, device, "float32", 0, precision, compiled)
+    place, dtype = config.torch_device(), config.torch_dtype()
+    context = MethodContext("cnn-small", SPEC, STREAM, place, dtype, config.compute_dtype())
+    method = MethodConfig.from_table(METHODS[name]).build(context)
+    client = ClientConfig(2, 10, 0.5, LOCAL[local])
+    server = ServerConfig(rounds, 5, 0.6, optimizer=OptimizerConfig("sgd", 0.5, momentum=0.5))
+    runner = build_engine(config, method, client, ragged_clients(), STREAM)
+    state = initial_state(server, method, STREAM, place, dtype)
+    if rounds:
+        *_, last = train(server, method, runner, state, STREAM)
+        state = last.state
+    return {n: p.cpu() for n, p in state.psi.items()}
+
+
+def distance(a: Params, b: Params) -> float:
+    assert a.keys() == b.keys()
+    return float(torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum().sqrt())
+
+
+def start_of(name: str) -> Params:
+    context = MethodContext("cnn-small", SPEC, STREAM)
+    return MethodConfig.from_table(METHODS[name]).build(context).init(STREAM.child("psi"))
+
+
+@pytest.mark.parametrize(("name", "local"), CASES)
+def test_captured_eager_and_cpu_give_the_same_psi(name: str, local: str) -> None:
+    ways = {
+        "captured": (DEVICE, "batched", "float32", True),
+        "eager": (DEVICE, "batched", "float32", False),
+        "sequential": (DEVICE, "sequential", "float32", True),
+        "cpu": ("cpu", "batched", "float32", False),
+    }
+    psi = {way: psi_after(name, local, *settings, 4) for way, settings in ways.items()}
+    moved = distance(psi["cpu"], start_of(name))
+    assert moved > 1e-2
+    for way in ("captured", "eager", "sequential"):
+        assert distance(psi[way], psi["cpu"]) < 1e-3 * moved, way
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_in_tensor_core_precisions(name: str, precision: str) -> None:
+    near, exact = (
+        psi_after(name, "sgd", DEVICE, "batched", kind, True, 4) for kind in (precision, "float32")
+    )
+    assert {p.dtype for p in near.values()} == {torch.float32}
+    limit = 0.02 if precision == "tf32" else 0.3
+    assert distance(near, exact) < limit * distance(exact, start_of(name))
+
+
+def test_a_cohort_in_few_slots_gives_the_psi_of_one_in_many() -> None:
+    config = EngineConfig("batched", DEVICE, "float32", 2, "float32")
+    context = MethodContext("cnn-small", SPEC, STREAM, config.torch_device())
+    method = MethodConfig.from_table(METHODS["flowdup"]).build(context)
+    client = ClientConfig(2, 10, 0.5, LOCAL["sgd"])
+    server = ServerConfig(4, 5, 0.6, optimizer=OptimizerConfig("sgd", 0.5, momentum=0.5))
+    runner = build_engine(config, method, client, ragged_clients(), STREAM)
+    state = initial_state(server, method, STREAM, config.torch_device(), torch.float32)
+    *_, last = train(server, method, runner, state, STREAM)
+    few = {n: p.cpu() for n, p in last.state.psi.items()}
+    many = psi_after("flowdup", "sgd", DEVICE, "batched", "float32", True, 4)
+    assert distance(few, many) < 1e-3 * distance(many, start_of("flowdup"))

@@ -1,0 +1,64 @@
+"""Personal models made on a GPU: as one launch, from many threads, and as a CPU makes them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from small import METHODS, client, population
+
+import flowdup
+from flowdup.config import read_config
+from flowdup.run import train_run
+
+DEVICE = "cuda"
+THREADS = 8
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds, on a CPU."""
+    config = read_config(
+        {
+            "model": "cnn-small",
+            "method": METHODS[request.param],
+            "client": {"batch_size": 10, "optimizer": {"lr": 0.05}},
+            "server": {"rounds": 2, "cohort": 4},
+            "engine": {"device": "cpu"},
+        }
+    )
+    out = tmp_path_factory.mktemp(request.param)
+    list(train_run(config, out, population=population()))
+    return out
+
+
+def test_one_launch_gives_the_weights_of_many_and_of_a_cpu(folder: Path) -> None:
+    here, there = flowdup.load(folder), flowdup.load(folder, DEVICE)
+    sets = [client(i, 20).x for i in range(4)]
+    personalizer = there.personalizer(sets[0])
+    for x in sets:
+        found = personalizer(x)
+        model, exact = there.personalize(x), here.personalize(x)
+        for name, weight in exact.module.named_parameters():
+            assert torch.allclose(found[name].cpu(), weight, atol=1e-4), name
+            own = dict(model.module.named_parameters())[name]
+            assert own.is_cuda == (DEVICE == "cuda")
+            assert torch.allclose(own.cpu(), weight, atol=1e-4), name
+
+
+def test_eight_threads_make_and_use_personalizers_at_once(folder: Path) -> None:
+    there = flowdup.load(folder, DEVICE)
+    sets = [client(i, 20).x for i in range(THREADS)]
+    wanted = [dict(there.personalize(x).module.named_parameters()) for x in sets]
+    shared = there.personalizer(sets[0])
+
+    def make(number: int) -> None:
+        own = there.personalizer(sets[number])
+        for _ in range(5):
+            for personalizer in (own, shared):
+                found = personalizer(sets[number])
+                for name, weight in wanted[number].items():
+                    assert torch.allclose(found[name], weight, atol=1e-5), name
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(make, range(THREADS)))
