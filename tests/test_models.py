@@ -1,11 +1,20 @@
+import threading
+
 import pytest
 import torch
 from torch import nn
 
+from flowdup.accelerate.convolution import ClientConv2d
+from flowdup.accelerate.layers import for_clients
+from flowdup.accelerate.normalization import ClientGroupNorm
+from flowdup.accelerate.pooling import ClientMaxPool2d, ClientMean2d
 from flowdup.data.clients import InputSpec
 from flowdup.errors import ConfigError
 from flowdup.models import Network, build_network, register_model
+from flowdup.models.network import replaced_layers
 from flowdup.random import Stream
+
+X = torch.linspace(-1, 1, 192).reshape(3, 1, 8, 8)
 
 
 def read(x: torch.Tensor) -> torch.Tensor:
@@ -141,3 +150,73 @@ def test_images_are_read_to_the_same_bits_however_they_lie() -> None:
     found = spec.reader()(x)
     assert torch.allclose(found, wanted, atol=1e-6)
     assert torch.equal(spec.reader()(x.contiguous(memory_format=torch.channels_last)), found)
+
+
+def owned() -> nn.Sequential:
+    """A module that its owner keeps: every call of a factory may return it."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.AdaptiveAvgPool2d(1)).train()
+
+
+def state_of(module: nn.Module) -> list[object]:
+    parts = [(name, type(part), part.training) for name, part in module.named_modules()]
+    tensors = [(n, p.requires_grad, p.dtype, p.tolist()) for n, p in module.named_parameters()]
+    return [*parts, *tensors]
+
+
+def test_a_users_module_is_never_changed() -> None:
+    mine = owned()
+    before = state_of(mine)
+    network = Network.build(lambda shape, outputs: mine, (1, 8, 8), 4, read)
+    network.module.double()
+    with replaced_layers(for_clients):
+        network({n: w.double() for n, w in network.init(Stream(0)).items()}, X.double())
+    assert state_of(mine) == before
+
+
+def test_a_networks_module_keeps_its_layers_and_values_whoever_calls_it() -> None:
+    network = build_network("resnet18", (1, 8, 8), 4, read)
+    before = state_of(network.module)
+    weights, found = network.init(Stream(0)), []
+
+    def watched(module: nn.Module) -> nn.Module:
+        found.append(module)
+        return for_clients(module)
+
+    network(weights, X)
+    with replaced_layers(watched):
+        network(weights, X)
+        network(weights, X)
+    assert state_of(network.module) == before
+    (module,) = found  # made once
+    assert ClientConv2d in map(type, module.modules())
+    assert {type(part) for part in network.module.modules()}.isdisjoint(
+        {ClientConv2d, ClientGroupNorm, ClientMaxPool2d, ClientMean2d}
+    )
+
+
+def test_layers_are_replaced_inside_the_context_and_in_its_thread_only() -> None:
+    network = Network.build(lambda shape, outputs: owned(), (1, 8, 8), 4, read)
+    weights, seen = network.init(Stream(0)), []
+
+    class Watched(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            seen.append(threading.current_thread())
+            return super().forward(input)
+
+    def watch(module: nn.Module) -> nn.Module:
+        for part in module.modules():
+            if type(part) is nn.Conv2d:
+                part.__class__ = Watched
+        return module
+
+    def call() -> None:
+        network(weights, X)
+
+    call()
+    with replaced_layers(watch):
+        call()
+        elsewhere = threading.Thread(target=call)
+        elsewhere.start()
+        elsewhere.join()
+    call()
+    assert seen == [threading.current_thread()]

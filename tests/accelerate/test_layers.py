@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small import METHODS, STREAM
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import group_norm, max_pool2d
@@ -11,6 +12,12 @@ from flowdup.accelerate.layers import for_clients
 from flowdup.accelerate.normalization import ClientGroupNorm, GroupNorm
 from flowdup.accelerate.pooling import ClientMaxPool2d, ClientMean2d, MaxPool
 from flowdup.autograd import apply_function
+from flowdup.client import ClientConfig, client_update
+from flowdup.data import ClientData, InputSpec
+from flowdup.engines import EngineConfig, Question, build_engine
+from flowdup.engines.base import local_batches, on_device
+from flowdup.methods import MethodConfig, Parts
+from flowdup.models import register_model
 
 
 def gradients(layer, *tensors: Tensor) -> list[Tensor]:  # type: ignore[no-untyped-def]
@@ -69,3 +76,33 @@ def test_layers_are_exchanged_where_ours_compute_the_same() -> None:
     own += [nn.AdaptiveAvgPool2d, ClientMean2d]
     assert [type(part) for part in for_clients(module)] == own
     assert torch.allclose(module(x), wanted, atol=1e-6)
+
+
+def pooled(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    convolution = nn.Conv2d(shape[0], 4, 3)
+    return nn.Sequential(convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, outputs))
+
+
+register_model("pooled", pooled)
+
+
+@pytest.mark.filterwarnings("error:There is a performance drop")  # `vmap` loops over clients
+@pytest.mark.parametrize("kind", ["sequential", "batched"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_mean_over_an_image_trains_on_every_engine(kind: str, compiled: bool) -> None:
+    """torch's own has no `vmap` for images whose channels lie last, as engines have them."""
+    spec, config = InputSpec((3, 8, 8), "float32", 4), ClientConfig(2, 10, 0.5)
+    context = Parts("pooled", spec, STREAM, "cpu", torch.float64)
+    m = MethodConfig.from_table(METHODS["fedavg"]).build(context)
+    psi = {n: p.double() for n, p in m.init(STREAM).items()}
+    draw = torch.Generator().manual_seed(0)
+    data = ClientData(torch.rand(23, 3, 8, 8, generator=draw), torch.arange(23) % 4)
+    engine = build_engine(EngineConfig(kind, "cpu", "float64", compile=compiled), m, config)
+    found = engine.train(psi, [data], {0: 0}, STREAM, {}).delta
+    batches = on_device(local_batches(data, config, STREAM, 0), torch.device("cpu"), torch.float64)
+    wanted = client_update(m, config, psi, batches, {}).whole()
+    for name, change in found.items():
+        assert torch.allclose(change, wanted[name], atol=1e-12)
+    assert wanted["0.weight"].abs().max() > 1e-3
+    answers = engine.predict(psi, [Question(data.x, data.x)])
+    assert torch.equal(answers[0], m.f(psi, data.x).argmax(1))

@@ -37,8 +37,9 @@ class EagerStep(Generic[State]):
 class CompiledStep(Generic[State]):
     """state <- step(fixed, state, *inputs), compiled and captured for tensors like these examples.
 
-    It has tensors of its own, which never change their shapes or places: `state` is always the
-    latest one, and the next call writes over it.  `begin` replaces what is fixed.
+    It has tensors of its own, which never change their shapes or places: every call writes over
+    `state`.  Making it takes some steps, so `state` must be set before the first call.  `begin`
+    replaces what is fixed.
     """
 
     def __init__(self, step: Step, fixed: Any, state: State, *inputs: Any) -> None:

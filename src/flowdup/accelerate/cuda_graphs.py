@@ -42,10 +42,11 @@ class CudaGraphFunction:
 def capture(program: Callable[..., Any], tensors: list[Tensor]) -> Callable[[], None]:
     """program(*tensors) as a CUDA graph to replay; on a CPU, as a call.
 
-    It is run first, so it must be a program that may run twice.  Other threads may use the GPU
-    meanwhile.
+    The program is run first: what it writes to its tensors, it writes now.  Other threads may use
+    the GPU meanwhile.
     """
     if not tensors[0].is_cuda:
+        _run(program, tensors)
         return lambda: _run(program, tensors)
     with torch_private.BUILDING, torch.cuda.device(tensors[0].device), torch.no_grad():
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ _LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: ClientConv2d,
     nn.GroupNorm: ClientGroupNorm,
     nn.MaxPool2d: ClientMaxPool2d,
-    nn.AdaptiveAvgPool2d: ClientMean2d,  # on a CPU, too: torch's has no `vmap` for channels last
+    nn.AdaptiveAvgPool2d: ClientMean2d,  # on a CPU, too: `vmap` would loop over clients
 }
 
 

@@ -27,7 +27,9 @@ class ClientMaxPool2d(nn.MaxPool2d):
 
 
 class ClientMean2d(nn.AdaptiveAvgPool2d):
-    """`nn.AdaptiveAvgPool2d(1)`, for which torch has no `vmap` where channels lie last."""
+    """`nn.AdaptiveAvgPool2d(1)` for use under `vmap`, which would loop over clients for torch's own
+    where channels lie last.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return input.mean((-2, -1), keepdim=True)

@@ -107,7 +107,8 @@ def _find(name: str) -> Any | None:
         _warn(name, f"{SWITCH} switches it off", piece.fallback)
         return None
     try:
-        return piece.find()
+        with _no_torchscript_warnings():
+            return piece.find()
     except (ImportError, AttributeError, TypeError) as error:
         _warn(name, str(error), piece.fallback)
         return None
@@ -146,13 +147,15 @@ def merge_repetitions(graph: Graph) -> Graph:
     fx_graph_cse = look_up("fx_graph_cse")
     if fx_graph_cse is None:
         return graph
-    merged: Graph = fx_graph_cse(graph)
+    with _no_torchscript_warnings():  # it may import the compiler, which has some TorchScript
+        merged: Graph = fx_graph_cse(graph)
     return merged
 
 
 def can_compile() -> bool:
     """Whether `inductor_compile` and the operation that it needs (`stride_order`) are there."""
-    return None not in (look_up("standalone_compile"), stride_order())
+    found = look_up("standalone_compile"), stride_order()
+    return all(piece is not None for piece in found)
 
 
 def stride_order() -> Callable[..., Any] | None:
@@ -165,7 +168,7 @@ def inductor_compile(traced: GraphModule, tensors: Sequence[Tensor]) -> Callable
     """Compiled by torch for tensors of exactly these shapes; ask `can_compile` first."""
     standalone_compile = look_up("standalone_compile")
     assert standalone_compile is not None
-    with BUILDING:
+    with _no_torchscript_warnings():
         compiled: Callable[..., Any] = standalone_compile(
             traced,
             [*tensors],
@@ -213,7 +216,10 @@ def compile_torchscript(source: str, name: str) -> Callable[..., Any] | None:
 
 @contextmanager
 def _no_torchscript_warnings() -> Iterator[None]:
-    """That TorchScript is deprecated is known here, and no user can do anything about it."""
+    """That TorchScript is deprecated is known here, and no user can do anything about it.
+
+    For calls of torch alone: a user's own use of TorchScript should be announced.
+    """
     with BUILDING, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"(?is).*(torch\.jit|torchscript)", category)
