@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from contest import Match, Result, compete
 from table import markdown
@@ -12,7 +13,7 @@ from table import markdown
 from flowdup.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
-TINY = {"model": "cnn-small", "points": 20, "clients": 3, "cohort": 2, "batch": 10, "k": 100}
+TINY: Any = {"model": "cnn-small", "points": 20, "clients": 3, "cohort": 2, "batch": 10, "k": 100}
 
 
 def options(

@@ -168,7 +168,7 @@ def compete(title: str, match: Match, device: str) -> list[Result]:
     with TemporaryDirectory() as folder:
         for group in [[name] for name in names] if plan.alone else [names]:
             with ExitStack() as stack:
-                here = []
+                here: list[Player] = []
                 for name in group:
                     number = len(players) + len(here)
                     entry = Entry(
@@ -233,7 +233,7 @@ def _result(
     middle, h1 = median(player.ms), _best(players, "h1 forward")
     pfl, flower = _best(players, "pfl"), _best(players, "flower")
     low, _, high = quantiles(player.ms, n=4)
-    found = {
+    found: Result = {
         "ms_per_round": round(middle, 3),
         "ratio_to_pfl": pfl and round(pfl / middle, 3),
         "ratio_to_flower": flower and round(flower / middle, 3),

@@ -16,8 +16,7 @@ def test_contenders_do_the_same_work_and_an_absent_one_is_reported(tmp_path: Pat
     results = run("cpu.py", tmp_path, "--works", "flowdup cnn", "--contenders", *CONTENDERS)
     check(results)
     chart = tmp_path / "chart.png"
-    command = [sys.executable, BENCHMARKS / "chart.py", tmp_path / "results.json", chart]
-    subprocess.run(command, check=True, capture_output=True)
+    call("chart.py", tmp_path / "results.json", chart)
     assert chart.stat().st_size > 0
     assert "| loop |" in chart.with_suffix(".md").read_text()
 
@@ -42,10 +41,13 @@ def test_personalising_is_timed_against_a_forward_pass_of_h1(tmp_path: Path) -> 
 
 def run(script: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     out = folder / "results.json"
-    command = [sys.executable, BENCHMARKS / script, "--tiny", "--out", out, *options]
-    subprocess.run(command, check=True, capture_output=True)
+    call(script, "--tiny", "--out", out, *options)
     results: list[dict[str, Any]] = json.loads(out.read_bytes())
     return results
+
+
+def call(script: str, *options: str | Path) -> None:
+    subprocess.run([sys.executable, BENCHMARKS / script, *options], check=True, capture_output=True)
 
 
 def check(results: list[dict[str, Any]]) -> None:
@@ -64,8 +66,7 @@ def test_a_process_with_a_million_clients_takes_no_more_memory_than_one_with_a_t
     tmp_path: Path,
 ) -> None:
     out, plot = tmp_path / "population.json", tmp_path / "population.png"
-    command = [sys.executable, BENCHMARKS / "population.py", "--tiny", "--out", out, "--plot", plot]
-    subprocess.run(command, check=True, capture_output=True)
+    call("population.py", "--tiny", "--out", out, "--plot", plot)
     assert plot.stat().st_size > 0
     few, many = json.loads(out.read_bytes())
     assert (few["population"], many["population"]) == (1_000, 1_000_000)
