@@ -56,7 +56,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	MYPYPATH=src:tests $(VENV)/bin/mypy $(LOOSER) tests
-	MYPYPATH=src:benchmarks $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
+	MYPYPATH=src:benchmarks:docs/tables $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran
 	$(VENV)/bin/pytest --cov --cov-report= $(TESTS)
@@ -65,18 +65,18 @@ coverage: $(INSTALLED)  ## all tests, and which lines they ran
 		"$$($(VENV)/bin/coverage report --include '$(GPU_ONLY)' --format total) % ran here"
 
 tables:  ## write the tables of README.md and docs/ from results/ and benchmarks/results/
-	$(PYTHON) docs/tables.py
+	$(PYTHON) docs/tables
 
 bench: $(BENCH)/.installed  ## a round against pfl, Flower and a plain loop; leave the machine alone
 	$(BENCH)/bin/python benchmarks/cpu.py $(BENCH_ARGS)
 	$(BENCH)/bin/python benchmarks/chart.py benchmarks/results/cpu.json docs/bench-cpu.png
-	$(PYTHON) docs/tables.py
+	$(PYTHON) docs/tables
 
 # With the torch that $(PYTHON) has.
 bench-gpu: $(GPU_INSTALLED)  ## the same on a GPU
 	$(GPU_PYTHON) benchmarks/gpu.py $(BENCH_ARGS)
 	-$(GPU_PYTHON) benchmarks/chart.py benchmarks/results/gpu.json docs/bench-gpu.png
-	$(PYTHON) docs/tables.py
+	$(PYTHON) docs/tables
 
 peers:  ## pfl for bench-gpu on a machine without a network, in benchmarks/peers
 	$(CARRY) $(CARRIED_PEERS) --no-deps --requirement benchmarks/peers.txt

@@ -26,6 +26,14 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
+def origin(row: Result) -> str:
+    """Where a result was measured; a key that is missing is left out."""
+    torch = row.get("versions", {}).get("torch")
+    commit = row.get("commit")
+    parts = row.get("device"), torch and f"torch {torch}", commit and f"commit {commit}"
+    return ", ".join(filter(None, parts))
+
+
 def by_work(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     return [(work, list(group)) for work, group in groupby(results, lambda row: row["work"])]
 
