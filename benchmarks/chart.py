@@ -24,8 +24,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     for axis, (work, group) in zip(axes, panels, strict=True):
         rows = sorted(group, key=lambda row: -time(row))
         names, times = [row["contender"] for row in rows], [time(row) for row in rows]
-        ours = [name.startswith(("flowdup", "personalize", "Federation")) for name in names]
-        bars = axis.barh(names, times, color=[OURS if own else THEIRS for own in ours])
+        own = ("flowdup", "personalize", "Federation")
+        ours = [name.startswith(own) and not name.endswith("before") for name in names]
+        bars = axis.barh(names, times, color=[OURS if mine else THEIRS for mine in ours])
         axis.bar_label(bars, [f" {digits(t)}" for t in times])
         unit = "ms" if rows[0].get("ms_per_round") else "s"
         axis.set_title(f"{work}, {unit}", loc="left", fontsize=10, color=INK)

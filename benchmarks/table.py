@@ -19,6 +19,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ratio_to_pfl": ("pfl / it", "{:.2f}".format),
     "ratio_to_flower": ("Flower / it", "{:.2f}".format),
     "ratio_to_h1": ("it / h1", "{:.2f}".format),
+    "ratio_to_before": ("before / it", "{:.3f}".format),
     "distance": ("psi apart", "{:.0e}".format),
     "absent": ("absent", str),
     "failed": ("failed", str),
