@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 CARRIED_FOR ?= 3.12
 CARRIED_PEERS := benchmarks/peers
 CARRIED_WHEELS := carry/wheels
-CARRY := $(PYTHON) -m pip install --quiet --upgrade --python-version $(CARRIED_FOR) \
+CARRY := $(PYTHON) -m pip install -qq --upgrade --python-version $(CARRIED_FOR) \
 	--only-binary :all: --no-compile --target
 
 ifneq ($(wildcard $(CARRIED_PEERS)),)
