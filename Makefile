@@ -1,76 +1,116 @@
-VENV ?= .venv
+VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 PYTHON ?= python3
-INSTALLED := $(VENV)/.installed
 PEERS := $(VENV)-peers
-PEERS_INSTALLED := $(PEERS)/.installed
 BENCH := $(VENV)-bench
-BENCH_INSTALLED := $(BENCH)/.installed
-CARRIED := benchmarks/peers
-CARRIED_FOR ?= 3.12
 GPU_BENCH := $(VENV)-bench-gpu
-ifneq ($(wildcard $(CARRIED)),)
-GPU_PYTHON := PYTHONPATH=src:$(CARRIED) $(PYTHON)
+INSTALLED := $(VENV)/.installed
+
+# For a machine with a GPU and without a network: what is taken there.
+CARRIED_FOR ?= 3.12
+CARRIED_PEERS := benchmarks/peers
+CARRIED_WHEELS := carry/wheels
+CARRY := $(PYTHON) -m pip install -qq --upgrade --python-version $(CARRIED_FOR) \
+	--only-binary :all: --no-compile --target
+
+ifneq ($(wildcard $(CARRIED_PEERS)),)
+GPU_PYTHON := PYTHONPATH=src:$(CARRIED_PEERS) $(PYTHON)
 else
 GPU_PYTHON := $(GPU_BENCH)/bin/python
 GPU_INSTALLED := $(GPU_BENCH)/.installed
 endif
 
-.PHONY: demo test test-peers bench bench-gpu peers lint
+# TORCH=2.9.1 or TORCH=newest: another torch than the pinned one, in an environment of its own.
+ifeq ($(TORCH),newest)
+REPIN := /^torch==/d
+else ifdef TORCH
+REPIN := s/^torch==.*/torch==$(TORCH)/
+endif
 
-demo: $(INSTALLED)
+# Files that a machine without a GPU cannot run.
+GPU_ONLY := */models/kernels/*,*/accelerate/kernels/*,*/accelerate/cuda_graphs.py,*/accelerate/compiling.py
+
+.PHONY: help demo test test-peers test-gpu lint coverage tables bench bench-gpu peers wheels
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+demo: $(INSTALLED)  ## three methods on digits, three seeds: a table and a figure, 2 minutes
 	$(VENV)/bin/flowdup compare demo --out runs/demo
 	$(VENV)/bin/flowdup embed runs/demo/flowdup/seed-0 --group test --set data.classes_per_client=0
 
-test: $(INSTALLED)
-	$(VENV)/bin/pytest
+test: $(INSTALLED)  ## all tests that need no GPU; TESTS=tests/test_client.py for some
+	$(VENV)/bin/pytest $(TESTS)
 
-# Against another project's FedAvg, in an environment apart: it pins packages of its own.
-test-peers: $(PEERS_INSTALLED)
+# In an environment apart: pfl pins packages of its own.
+test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl
 	$(PEERS)/bin/pytest tests/peers
 
-# A round here against pfl, Flower's simulation and a plain loop; leave the machine alone meanwhile.
-bench: $(BENCH_INSTALLED)
-	$(BENCH)/bin/python benchmarks/cpu.py
-	$(BENCH)/bin/python benchmarks/chart.py benchmarks/results/cpu.json docs/bench-cpu.png
+# With the torch that $(PYTHON) has, and pytest from `make wheels` where nothing can be installed.
+test-gpu:  ## tests on a GPU, written to benchmarks/results/gpu-tests.json
+	PYTHONPATH=src$(if $(wildcard $(CARRIED_WHEELS)),:$(CARRIED_WHEELS)) $(PYTHON) -m pytest \
+		--override-ini addopts=-q tests/gpu --results benchmarks/results/gpu-tests.json
 
-# The same on a GPU, with the torch that $(PYTHON) has.
-bench-gpu: $(GPU_INSTALLED)
-	$(GPU_PYTHON) benchmarks/gpu.py
-	-$(GPU_PYTHON) benchmarks/chart.py benchmarks/results/gpu.json docs/bench-gpu.png
-
-# For a machine with a GPU and without a network: pfl and what it imports, to be taken there.
-peers:
-	$(PYTHON) -m pip install --quiet --upgrade --target $(CARRIED) --python-version $(CARRIED_FOR) \
-		--only-binary :all: --no-deps --no-compile --requirement benchmarks/peers.txt
-
-lint: $(INSTALLED)
+LOOSER := --no-warn-return-any --allow-untyped-calls  # than in src: much of torch answers Any
+lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	MYPYPATH=src:tests $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:benchmarks:docs/tables $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
+
+coverage: $(INSTALLED)  ## all tests, and which lines they ran
+	$(VENV)/bin/pytest --cov --cov-report= $(TESTS)
+	$(VENV)/bin/coverage report --omit '$(GPU_ONLY)'
+	@echo "and of what only a GPU runs," \
+		"$$($(VENV)/bin/coverage report --include '$(GPU_ONLY)' --format total) % ran here"
+
+tables:  ## write the tables of README.md and docs/ from results/ and benchmarks/results/
+	$(PYTHON) docs/tables
+
+bench: $(BENCH)/.installed  ## a round against pfl, Flower and a plain loop; leave the machine alone
+	$(BENCH)/bin/python benchmarks/cpu.py $(BENCH_ARGS)
+	$(BENCH)/bin/python benchmarks/chart.py benchmarks/results/cpu.json docs/bench-cpu.png
+	$(PYTHON) docs/tables
+
+# With the torch that $(PYTHON) has.
+bench-gpu: $(GPU_INSTALLED)  ## the same on a GPU
+	$(GPU_PYTHON) benchmarks/gpu.py $(BENCH_ARGS)
+	-$(GPU_PYTHON) benchmarks/chart.py benchmarks/results/gpu.json docs/bench-gpu.png
+	$(PYTHON) docs/tables
+
+peers:  ## pfl for bench-gpu on a machine without a network, in benchmarks/peers
+	$(CARRY) $(CARRIED_PEERS) --no-deps --requirement benchmarks/peers.txt
+
+wheels:  ## pytest for test-gpu on a machine without a network, in carry/wheels
+	$(CARRY) $(CARRIED_WHEELS) pytest hypothesis
+
+# $(call install,ENVIRONMENT,NAME,REQUIREMENTS): a line of progress; all that pip says if it fails.
+install = @echo "installing $(2) ..." && $(1)/bin/pip install --constraint $(1)/constraints.txt $(3) \
+	> $(1)/install.log 2>&1 || { cat $(1)/install.log; false; }
+
+define environment
+@$(PYTHON) -m venv $(1) && sed '$(REPIN)' constraints.txt > $(1)/constraints.txt
+$(call install,$(1),torch,torch)
+$(call install,$(1),$(2),$(3))
+@touch $(1)/.installed
+endef
+
+PFL := 'pfl[pytorch]==0.6.0'
+FLOWER := 'flwr[simulation]==1.41.0'
+DEVELOPED := --editable '.[data,dev]'
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[data,dev]'
-	touch $@
+	$(call environment,$(VENV),flowdup,$(DEVELOPED))
 
-$(PEERS_INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --constraint constraints.txt torch
-	$(PEERS)/bin/pip install --quiet --constraint constraints.txt \
-		'pfl[pytorch]==0.6.0' --editable '.[dev]'
-	touch $@
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	$(call environment,$(PEERS),flowdup and pfl,$(PFL) $(DEVELOPED))
 
-$(BENCH_INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/pip install --quiet --constraint constraints.txt torch
-	$(BENCH)/bin/pip install --quiet --constraint constraints.txt \
-		'pfl[pytorch]==0.6.0' 'flwr[simulation]==1.41.0' --editable .
-	touch $@
+$(BENCH)/.installed: pyproject.toml constraints.txt
+	$(call environment,$(BENCH),flowdup and pfl and Flower,$(PFL) $(FLOWER) --editable .)
 
 $(GPU_BENCH)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(GPU_BENCH)
-	$(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+	@$(PYTHON) -m venv $(GPU_BENCH) && touch $(GPU_BENCH)/constraints.txt
+	@$(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")' \
 		> $$(echo $(GPU_BENCH)/lib/python*/site-packages)/machine.pth
-	$(GPU_BENCH)/bin/pip install --quiet 'pfl==0.6.0' 'flwr[simulation]==1.41.0' --editable .
-	touch $@
+	$(call install,$(GPU_BENCH),flowdup and pfl and Flower,'pfl==0.6.0' $(FLOWER) --editable .)
+	@touch $@

@@ -5,14 +5,15 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from checkout import HERE
 from contest import Match, Result, compete
 from table import markdown
 
 from flowdup.files import write_atomic
 
-ROOT = Path(__file__).parents[1]
-TINY = {"model": "cnn-small", "points": 20, "clients": 3, "cohort": 2, "batch": 10, "k": 100}
+TINY: Any = {"model": "cnn-small", "points": 20, "clients": 3, "cohort": 2, "batch": 10, "k": 100}
 
 
 def options(
@@ -26,9 +27,19 @@ def options(
     parser.add_argument("--contenders", nargs="+", choices=everyone, default=everyone)
     parser.add_argument("--device", default=device)
     parser.add_argument("--tiny", action="store_true", help="see that it runs, measure nothing")
-    file = ROOT / "benchmarks/results" / ("cpu.json" if device == "cpu" else "gpu.json")
+    parser.add_argument(
+        "--against", type=checkout, metavar="DIR", help="another checkout, run beside this one"
+    )
+    file = HERE / "benchmarks/results" / ("cpu.json" if device == "cpu" else "gpu.json")
     parser.add_argument("--out", type=Path, default=file)
     return parser
+
+
+def checkout(text: str) -> Path:
+    path = Path(text).resolve()
+    if not all((path / part).is_dir() for part in ("src/flowdup", "benchmarks/contenders")):
+        raise argparse.ArgumentTypeError(f"{path} is no checkout of flowdup")
+    return path
 
 
 def play(matches: dict[str, Match], chosen: argparse.Namespace) -> Iterator[list[Result]]:
@@ -36,7 +47,8 @@ def play(matches: dict[str, Match], chosen: argparse.Namespace) -> Iterator[list
         names = {n: c for n, c in match.contenders.items() if n in chosen.contenders}
         if title in chosen.works and names:
             some = replace(match, contenders=names)
-            yield compete(title, tiny(some) if chosen.tiny else some, chosen.device)
+            some = tiny(some) if chosen.tiny else some
+            yield compete(title, some, chosen.device, chosen.against)
 
 
 def tiny(match: Match) -> Match:

@@ -1,7 +1,4 @@
-"""A bar chart and a table of results: `python benchmarks/chart.py RESULTS.json CHART.png`.
-
-The table, in Markdown, lies beside the chart.
-"""
+"""A bar chart of results: `python benchmarks/chart.py RESULTS.json CHART.png`."""
 
 import io
 import json
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from table import Result, by_work, digits, markdown
+from table import Result, by_work, digits, origin
 
 from flowdup.files import write_atomic
 
@@ -27,8 +24,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     for axis, (work, group) in zip(axes, panels, strict=True):
         rows = sorted(group, key=lambda row: -time(row))
         names, times = [row["contender"] for row in rows], [time(row) for row in rows]
-        ours = [name.startswith(("flowdup", "personalize", "Federation")) for name in names]
-        bars = axis.barh(names, times, color=[OURS if own else THEIRS for own in ours])
+        own = ("flowdup", "personalize", "Federation")
+        ours = [name.startswith(own) and not name.endswith("before") for name in names]
+        bars = axis.barh(names, times, color=[OURS if mine else THEIRS for mine in ours])
         axis.bar_label(bars, [f" {digits(t)}" for t in times])
         unit = "ms" if rows[0].get("ms_per_round") else "s"
         axis.set_title(f"{work}, {unit}", loc="left", fontsize=10, color=INK)
@@ -46,17 +44,9 @@ def time(row: Result) -> float:
     return row.get("ms_per_round") or row.get("seconds") or 0.0
 
 
-def origin(row: Result) -> str:
-    return f"{row['device']}, torch {row['versions']['torch']}"
-
-
 def main() -> None:
     source, path = map(Path, sys.argv[1:])
-    results = json.loads(source.read_bytes())
-    draw(results, path)
-    measured = next(row for row in results if time(row))
-    line = f"\n{origin(measured)}, commit {measured['commit']}\n"
-    write_atomic(path.with_suffix(".md"), (markdown(results) + line).encode())
+    draw(json.loads(source.read_bytes()), path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Contenders do the same work in turns, so that a busy moment of the machine hits all alike.
 
 Each has a process of its own, with its own threads and its own servers; only one works at a time.
-One that is absent or fails is reported, and the others go on.
+One that is absent or fails is reported, and the others go on.  To compare with another checkout of
+flowdup, each contender of flowdup's own is followed by a twin that runs that checkout's code.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+from checkout import HERE, command, environment
 from contenders.entry import Entry
 from contenders.work import Work
 from safetensors.torch import load_file
@@ -45,6 +47,8 @@ PERSONALIZERS: Contenders = {
     "Federation.personalize": ("personalize", "module"),
     "Federation.personalize, predict": ("personalize", "module-prediction"),
 }
+OWN = ("flowdup", "personalize")  # modules with code of flowdup's
+BEFORE = ", before"  # ends a twin's name
 ENDING = 60.0  # seconds that a dismissed contender, and the servers it has, take to end
 
 
@@ -73,29 +77,19 @@ class Match:
 class Player:
     """A contender's process."""
 
-    def __init__(self, name: str, entry: Entry, log: Path) -> None:
+    def __init__(self, name: str, entry: Entry, log: Path, home: Path = HERE) -> None:
         self.name, self.entry, self.log = name, entry, log
         self.ms: list[float] = []  # per round, one number for each that was timed
         self.block = 1  # rounds
         self.first = 0.0  # ms of the first round, in which things are compiled, or found compiled
-        here = str(Path(__file__).parent)
-        paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
         hide = {"CUDA_VISIBLE_DEVICES": ""} if entry.device == "cpu" else {}
-        environment = (
-            os.environ
-            | hide
-            | {
-                "PYTHONPATH": os.pathsep.join(paths),
-                "OMP_NUM_THREADS": str(entry.threads),
-            }
-        )
         with open(log, "w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "contenders", entry.to_json()],
+                command(home, "contenders", entry.to_json()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environment,
+                env=environment(home) | hide | {"OMP_NUM_THREADS": str(entry.threads)},
                 text=True,
             )
         self.about: Result = {}  # ready, absent or failed
@@ -162,17 +156,29 @@ class Player:
         return load_file(self.entry.psi) if Path(self.entry.psi).exists() else {}
 
 
-def compete(title: str, match: Match, device: str) -> list[Result]:
-    plan, names = match.plan, list(match.contenders)
+def lineup(contenders: Contenders, against: Path | None) -> dict[str, tuple[str, str, Path]]:
+    """Modules, variants and checkouts by name, twins next to each other."""
+    found = {}
+    for name, (module, variant) in contenders.items():
+        found[name] = (module, variant, HERE)
+        if against and module in OWN:
+            found[name + BEFORE] = (module, variant, against)
+    return found
+
+
+def compete(title: str, match: Match, device: str, against: Path | None = None) -> list[Result]:
+    plan, names = match.plan, lineup(match.contenders, against)
     players: list[Player] = []
     with TemporaryDirectory() as folder:
-        for group in [[name] for name in names] if plan.alone else [names]:
+        for group in [[name] for name in names] if plan.alone else [list(names)]:
             with ExitStack() as stack:
-                here = []
+                here: list[Player] = []
                 for name in group:
                     number = len(players) + len(here)
+                    module, variant, home = names[name]
                     entry = Entry(
-                        *match.contenders[name],
+                        module,
+                        variant,
                         match.work,
                         device,
                         plan.threads,
@@ -180,7 +186,7 @@ def compete(title: str, match: Match, device: str) -> list[Result]:
                         plan.each,
                         str(Path(folder) / f"{number}.safetensors"),
                     )
-                    player = Player(name, entry, Path(folder) / f"{number}.log")
+                    player = Player(name, entry, Path(folder) / f"{number}.log", home)
                     here.append(stack.enter_context(player))
                 _take_turns(here, plan)
                 for player in here:
@@ -233,7 +239,7 @@ def _result(
     middle, h1 = median(player.ms), _best(players, "h1 forward")
     pfl, flower = _best(players, "pfl"), _best(players, "flower")
     low, _, high = quantiles(player.ms, n=4)
-    found = {
+    found: Result = {
         "ms_per_round": round(middle, 3),
         "ratio_to_pfl": pfl and round(pfl / middle, 3),
         "ratio_to_flower": flower and round(flower / middle, 3),
@@ -242,6 +248,8 @@ def _result(
         "rounds": len(player.ms) * (1 if player.entry.each else player.block),
         "first_round_s": round(player.first / 1e3, 2),
     }
+    if before := [p.ms for p in players if p.present and p.name == player.name + BEFORE]:
+        found["ratio_to_before"] = round(median(before[0]) / middle, 3)
     far = apart.get(player.name)
     if far is not None:
         found["distance"] = far if math.isfinite(far) else None
@@ -252,5 +260,6 @@ def _result(
 
 def _best(players: Sequence[Player], name: str) -> float | None:
     """The time of the fastest variant of a contender."""
-    there = [p for p in players if p.present and p.name.startswith(name)]
+    ours = [p for p in players if not p.name.endswith(BEFORE)]
+    there = [p for p in ours if p.present and p.name.startswith(name)]
     return min((median(p.ms) for p in there), default=None)

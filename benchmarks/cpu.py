@@ -5,6 +5,9 @@ cores.  psi after the first round is compared, and if a contender's is further f
 a thousandth of the way that the first's has come, the run fails.  ratio_to_pfl and ratio_to_flower
 (the faster of its two variants) say how many times as fast a contender is, ratio_to_h1 how many
 times as long as one forward pass of h1 a personalisation takes; all within the run.
+With --against DIR, another checkout of flowdup, each contender of flowdup's own has a twin
+"..., before" with that checkout's code, and ratio_to_before says how many times as fast as its twin
+it is.
 """
 
 import os

@@ -13,7 +13,9 @@ The machine's own torch is used.  Where nothing can be installed, `make peers` o
 makes `benchmarks/peers` (pfl and what it imports, pure Python); take it along, and `make bench-gpu`
 finds it, as does `PYTHONPATH=src:benchmarks/peers python3 benchmarks/gpu.py`.  FLOWDUP_DATA names
 the folder with CIFAR-10 for the whole run, which is in bf16, and FLOWDUP_COMMIT the commit where
-there is no history.
+there is no history.  --against DIR adds twins with another checkout's code, as in cpu.py
+(FLOWDUP_COMMIT_BEFORE names their commit); their first round may find what the others compiled, and
+with ResNet18, where contenders run alone, they run after the others and not in turns.
 `python benchmarks/chart.py benchmarks/results/gpu.json docs/bench-gpu.png` draws, anywhere.
 """
 
@@ -70,7 +72,8 @@ def whole(chosen: Namespace) -> Iterator[list[Result]]:
         rounds = f"server.rounds={chosen.rounds}"
         settings = [rounds, "run.evaluate_every=50", "engine.precision=bf16"]
         few = ["server.rounds=3", "data.train_clients=20", "data.validation_clients=5"]
-        yield whole_run(WHOLE, preset, few if chosen.tiny else settings, chosen.device)
+        settings = few if chosen.tiny else settings
+        yield whole_run(WHOLE, preset, settings, chosen.device, chosen.against)
 
 
 if __name__ == "__main__":

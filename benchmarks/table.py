@@ -19,11 +19,20 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ratio_to_pfl": ("pfl / it", "{:.2f}".format),
     "ratio_to_flower": ("Flower / it", "{:.2f}".format),
     "ratio_to_h1": ("it / h1", "{:.2f}".format),
+    "ratio_to_before": ("before / it", "{:.3f}".format),
     "distance": ("psi apart", "{:.0e}".format),
     "absent": ("absent", str),
     "failed": ("failed", str),
     "mismatch": ("other work", str),
 }
+
+
+def origin(row: Result) -> str:
+    """Where a result was measured; a key that is missing is left out."""
+    torch = row.get("versions", {}).get("torch")
+    commit = row.get("commit")
+    parts = row.get("device"), torch and f"torch {torch}", commit and f"commit {commit}"
+    return ", ".join(filter(None, parts))
 
 
 def by_work(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:

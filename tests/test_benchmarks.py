@@ -1,13 +1,17 @@
 """Benchmarks run through and write what they promise; how long anything takes is not tested."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
 CONTENDERS = ["flowdup", "pfl", "loop"]
 KEYS = {"work", "contender", "ms_per_round", "ratio_to_pfl", "device", "versions", "commit"}
 
@@ -16,20 +20,22 @@ def test_contenders_do_the_same_work_and_an_absent_one_is_reported(tmp_path: Pat
     results = run("cpu.py", tmp_path, "--works", "flowdup cnn", "--contenders", *CONTENDERS)
     check(results)
     chart = tmp_path / "chart.png"
-    command = [sys.executable, BENCHMARKS / "chart.py", tmp_path / "results.json", chart]
-    subprocess.run(command, check=True, capture_output=True)
+    call("chart.py", tmp_path / "results.json", chart)
     assert chart.stat().st_size > 0
-    assert "| loop |" in chart.with_suffix(".md").read_text()
 
 
 def test_the_benchmark_of_a_gpu_times_blocks_of_rounds_and_a_whole_run(tmp_path: Path) -> None:
-    works = ["--works", "fedavg cnn", "whole run cifar10 cnn", "--contenders", *CONTENDERS]
-    *rounds, cold, warm = run("gpu.py", tmp_path, "--device", "cpu", *works)
-    check(rounds)
-    assert [cold["contender"], warm["contender"]] == ["flowdup, cold", "flowdup, warm"]
-    for row in (cold, warm):
+    works = ["--works", "fedavg cnn", "whole run cifar10 cnn", "--contenders", "flowdup"]
+    results = run("gpu.py", tmp_path, "--device", "cpu", *works, "--against", str(ROOT))
+    first, twin, *whole = results
+    assert [first["contender"], twin["contender"]] == ["flowdup", "flowdup, before"]
+    assert [row["contender"] for row in whole] == [
+        f"flowdup, {state}" for state in ("cold", "cold, before", "warm", "warm, before")
+    ]
+    for row in results:
         assert row.keys() >= KEYS
-        assert row["seconds"] > 0
+        assert (row["ms_per_round"] or row["seconds"]) > 0
+        assert ("ratio_to_before" in row) == (not row["contender"].endswith("before"))
 
 
 def test_personalising_is_timed_against_a_forward_pass_of_h1(tmp_path: Path) -> None:
@@ -40,12 +46,42 @@ def test_personalising_is_timed_against_a_forward_pass_of_h1(tmp_path: Path) -> 
     assert all(row["ratio_to_h1"] > 0 for row in results)
 
 
+def test_another_checkout_runs_beside_this_one_and_each_says_which_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWDUP_COMMIT", "this")
+    other = tmp_path / "other"
+    for folder in ("src", "benchmarks"):
+        shutil.copytree(ROOT / folder, other / folder)
+    names = ["--works", "fedavg cnn", "--contenders", "flowdup", "loop"]
+    ours, theirs, loop = run("cpu.py", tmp_path, *names, "--against", str(other))
+    assert [row["contender"] for row in (ours, theirs)] == ["flowdup", "flowdup, before"]
+    assert [ours["commit"], theirs["commit"], loop["commit"]] == ["this", "unknown", "this"]
+    assert ours["ratio_to_before"] > 0
+    assert theirs["distance"] == 0
+
+
+def test_a_checkout_whose_code_would_not_be_run_is_refused(tmp_path: Path) -> None:
+    words = ["--works", "fedavg cnn", "--contenders", "flowdup", "--against", str(tmp_path)]
+    with pytest.raises(subprocess.CalledProcessError) as none:
+        run("cpu.py", tmp_path, *words)
+    assert b"is no checkout of flowdup" in none.value.stderr
+    (tmp_path / "src/flowdup").mkdir(parents=True)  # no package: the installed one is found instead
+    shutil.copytree(BENCHMARKS / "contenders", tmp_path / "benchmarks/contenders")
+    with pytest.raises(subprocess.CalledProcessError) as other:
+        run("cpu.py", tmp_path, *words)
+    assert f"not in {tmp_path}".encode() in other.value.stderr
+
+
 def run(script: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     out = folder / "results.json"
-    command = [sys.executable, BENCHMARKS / script, "--tiny", "--out", out, *options]
-    subprocess.run(command, check=True, capture_output=True)
+    call(script, "--tiny", "--out", out, *options)
     results: list[dict[str, Any]] = json.loads(out.read_bytes())
     return results
+
+
+def call(script: str, *options: str | Path) -> None:
+    subprocess.run([sys.executable, BENCHMARKS / script, *options], check=True, capture_output=True)
 
 
 def check(results: list[dict[str, Any]]) -> None:
@@ -64,8 +100,7 @@ def test_a_process_with_a_million_clients_takes_no_more_memory_than_one_with_a_t
     tmp_path: Path,
 ) -> None:
     out, plot = tmp_path / "population.json", tmp_path / "population.png"
-    command = [sys.executable, BENCHMARKS / "population.py", "--tiny", "--out", out, "--plot", plot]
-    subprocess.run(command, check=True, capture_output=True)
+    call("population.py", "--tiny", "--out", out, "--plot", plot)
     assert plot.stat().st_size > 0
     few, many = json.loads(out.read_bytes())
     assert (few["population"], many["population"]) == (1_000, 1_000_000)

@@ -71,6 +71,7 @@ def test_accuracy_is_the_share_of_points_that_a_clients_own_model_gets_right(nam
     by_hand = []
     for c in clients:
         logits = m.f(m.personalize(params, c.x, torch.ones(len(c))), c.x)
+        assert c.y is not None
         by_hand.append(float((logits.argmax(1) == c.y).float().mean()) * 100)
     found = transductive_accuracy(engine("batched", m, "float32", ClientConfig()), params, clients)
     assert found == pytest.approx(sum(by_hand) / 2)

@@ -68,7 +68,7 @@ def test_the_objective_is_the_papers_written_out() -> None:
     params, data = noisy(doubles(m)), batch(client(0, 20))
     first, second = data.halves()
     h1 = {n.removeprefix("h1."): p for n, p in params.items() if n.startswith("h1.")}
-    r = sum(m.h.h1(h1, x[None])[0] for x in first.x) / 10  # type: ignore[attr-defined]
+    r = torch.stack([m.h.h1(h1, x[None])[0] for x in first.x]).mean(0)  # type: ignore[attr-defined]
     r = (r - r.mean()) / (r.var(unbiased=False) + 1e-5).sqrt()
     hidden = (params["h2.hidden.weight"] @ r + params["h2.hidden.bias"]).clamp(min=0)
     v = params["h2.output.weight"] @ hidden + params["h2.output.bias"]

@@ -75,11 +75,11 @@ def test_no_global_random_state_is_read_or_moved() -> None:
     for seed in (0, 1):
         torch.manual_seed(seed)
         np.random.seed(seed)
-        before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
         stream = Stream(4)
         found.append([stream.uniform(10), stream.signs(10), stream.permutation(10)])
         assert (torch.get_rng_state() == before[0]).all()
-        assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index, union-attr]
+        assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index]
     assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 

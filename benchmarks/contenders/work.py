@@ -45,7 +45,7 @@ class Work:
     @classmethod
     def femnist(cls, **other: Any) -> "Work":
         """FedAvg on clients of FEMNIST's shape."""
-        few = {"shape": (1, 28, 28), "classes": 62, "classes_per_client": 62, "points": 180}
+        few: Any = {"shape": (1, 28, 28), "classes": 62, "classes_per_client": 62, "points": 180}
         return cls("fedavg", ragged=True, **few | other)
 
     @property

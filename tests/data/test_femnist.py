@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type, misc"
 """FEMNIST: LEAF's files in any order give the same writers, and damaged ones give none."""
 
 import hashlib

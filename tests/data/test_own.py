@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, disable-error-code="union-attr, misc"
 """A user's own clients: what is read, and what is said of data that cannot be."""
 
 import json

@@ -309,11 +309,12 @@ def test_a_flipped_byte_in_a_checkpoint_stops_every_command(
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     try:
-        for command in (
+        commands: list[list[str | Path]] = [
             ["evaluate", run],
             ["personalize", run, "--input", images, "--out", tmp_path / "m"],
             ["train", "--resume", "--out", run],
-        ):
+        ]
+        for command in commands:
             assert "truncated or was changed" in refused(*command)
     finally:
         path.write_bytes(whole)
@@ -324,7 +325,7 @@ def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:
     folder.mkdir()
     draw = np.random.default_rng(0)
     for i in range(12):
-        labels = {"y": draw.integers(0, 3, 10)} if i % 2 else {}
+        labels: dict[str, Any] = {"y": draw.integers(0, 3, 10)} if i % 2 else {}
         x = draw.normal(size=(10, 4)).astype(np.float32)
         np.savez(folder / f"site-{i}.npz", x=x, region=["north", "south"][i % 2], **labels)
     (tmp_path / "mynets.py").write_text(

@@ -1,0 +1,60 @@
+"""Result files, and how their figures are written in a table."""
+
+import json
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from table import Result, origin
+
+
+class Results:
+    """Result files of a checkout, read when a table asks for them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def runs(self, name: str, data: str = "") -> list[Result]:
+        rows: list[Result] = json.loads((self.root / f"results/{name}.json").read_bytes())
+        return [row for row in rows if not data or row["data"] == data]
+
+    def bench(self, name: str) -> list[Result]:
+        file = self.root / f"benchmarks/results/{name}.json"
+        rows: list[Result] = json.loads(file.read_bytes())
+        return rows
+
+
+def grid(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def known(rows: Sequence[Result], key: str) -> list[float]:
+    return [row[key] for row in rows if row.get(key) is not None]
+
+
+def tenths(value: float) -> str:
+    """One decimal, a half rounded up as a reader would do it: 98.25 is 98.3."""
+    return str(Decimal(str(round(value, 6))).quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and deviation over seeds."""
+    if not values:
+        return ""
+    return tenths(fmean(values)) + (f" ± {tenths(stdev(values))}" if len(values) > 1 else "")
+
+
+def bold(texts: Sequence[str], values: Sequence[float | None], best: Any) -> list[str]:
+    """The best one in bold, `best` being min or max."""
+    there = [value for value in values if value is not None]
+    return [
+        f"**{text}**" if there and value == best(there) else text
+        for text, value in zip(texts, values, strict=True)
+    ]
+
+
+def origins(rows: Sequence[Result]) -> str:
+    return "; ".join(dict.fromkeys(map(origin, rows))) + ".\n"
