@@ -1,6 +1,7 @@
 """Small federations for tests: ragged clients, labeled and unlabeled mixed, in any precision."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from flowdup.random import Stream
 SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
 STREAM = Stream(7)
 SUBSPACE = {"k": 60}
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "flowdup": {
         "name": "flowdup",
         "regularization": 1e-2,

@@ -192,7 +192,7 @@ def test_a_method_without_an_embedding_says_so(tmp_path: Path) -> None:
 def test_a_folder_of_another_federation_is_not_continued(run: Path) -> None:
     with pytest.raises(CheckpointError, match="another expansion"):
         Simulation(config(seed=1), population()).load_state(run / "checkpoint")
-    other = config(method=METHODS["flowdup"] | {"regularization": 0.5})  # type: ignore[operator]
+    other = config(method=METHODS["flowdup"] | {"regularization": 0.5})
     with pytest.raises(CheckpointError, match="another federation"):
         Simulation(other, population()).load_state(run / "checkpoint")
 

@@ -4,15 +4,17 @@ import shutil
 
 import pytest
 import torch
-from small import STREAM, method, ragged_clients
+from small import STREAM, broadcast, method, ragged_clients
 from torch import Tensor
 from torch.func import grad, vmap
 
 from flowdup.accelerate import torch_private
 from flowdup.accelerate.compiling import CompiledStep, EagerStep
 from flowdup.accelerate.torch_private import SWITCH
+from flowdup.aggregation import total
 from flowdup.client import ClientConfig
 from flowdup.engines.batched import BatchedEngine
+from flowdup.messages import Task
 
 State = dict[str, Tensor]
 PIECES = ["make_fx", "standalone_compile", "force_stride_order"]
@@ -81,14 +83,11 @@ def test_a_step_that_could_not_be_compiled_trains_the_same_in_the_batched_engine
     without(monkeypatch, piece, "_foreach_zero_")
     m = method(name, torch.float64)
     psi = {n: p.double() for n, p in m.init(STREAM).items()}
-    broadcast = {n: m.memory()[n].double() for n in m.told}
-    clients = ragged_clients()
-    both = [
-        BatchedEngine(m, ClientConfig(1, 10), torch.device("cpu"), torch.float64, 0, compiled)
-        for compiled in (False, True)
-    ]
-    for chosen in ({0: 0, 1: 1, 2: 2}, {0: 3, 1: 5, 2: 6}, {0: 4, 1: 2}):
-        a, b = (e.train(psi, clients, chosen, STREAM, broadcast) for e in both)
+    sent = {n: t.double() for n, t in broadcast(m).items()}
+    here = ragged_clients(), STREAM, torch.device("cpu"), torch.float64
+    both = [BatchedEngine(m, ClientConfig(1, 10), *here, 0, compiled) for compiled in (False, True)]
+    for cohort in ({0: 0, 1: 1, 2: 2}, {0: 3, 1: 5, 2: 6}, {0: 4, 1: 2}):
+        a, b = (total(e.train(Task(1, psi, sent, cohort))) for e in both)
         assert torch.allclose(a.loss, b.loss)
         for n, change in a.delta.items():
             assert torch.allclose(b.delta[n], change, atol=1e-12), n

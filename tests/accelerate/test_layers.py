@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import METHODS, STREAM
+from small import METHODS, STREAM, first_task
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import group_norm, max_pool2d
@@ -11,12 +11,13 @@ from flowdup.accelerate.convolution import ClientConv2d
 from flowdup.accelerate.layers import for_clients
 from flowdup.accelerate.normalization import ClientGroupNorm, GroupNorm
 from flowdup.accelerate.pooling import ClientMaxPool2d, ClientMean2d, MaxPool
+from flowdup.aggregation import total
 from flowdup.autograd import apply_function
-from flowdup.client import ClientConfig, client_update
+from flowdup.batches import batch_plan, local_batches
+from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data import ClientData, InputSpec
 from flowdup.engines import EngineConfig, Question, build_engine
-from flowdup.engines.base import local_batches, on_device
-from flowdup.methods import MethodConfig, Parts
+from flowdup.methods import MethodConfig, MethodContext
 from flowdup.models import register_model
 
 
@@ -29,7 +30,7 @@ def gradients(layer, *tensors: Tensor) -> list[Tensor]:  # type: ignore[no-untyp
 
     def second(*own: Tensor) -> Tensor:
         found = grad(first, places)(*own)
-        return sum((g.cos() * (i + 1)).sum() for i, g in enumerate(found))  # type: ignore[return-value]
+        return sum((g.cos() * (i + 1)).sum() for i, g in enumerate(found))
 
     return [g for f in (first, second) for g in vmap(grad(f, places))(*tensors)]
 
@@ -74,7 +75,7 @@ def test_layers_are_exchanged_where_ours_compute_the_same() -> None:
     wanted = module(x)
     own = [ClientConv2d, ClientGroupNorm, ClientMaxPool2d, nn.MaxPool2d]
     own += [nn.AdaptiveAvgPool2d, ClientMean2d]
-    assert [type(part) for part in for_clients(module)] == own
+    assert [type(part) for part in for_clients(module).children()] == own
     assert torch.allclose(module(x), wanted, atol=1e-6)
 
 
@@ -92,15 +93,17 @@ register_model("pooled", pooled)
 def test_the_mean_over_an_image_trains_on_every_engine(kind: str, compiled: bool) -> None:
     """torch's own has no `vmap` for images whose channels lie last, as engines have them."""
     spec, config = InputSpec((3, 8, 8), "float32", 4), ClientConfig(2, 10, 0.5)
-    context = Parts("pooled", spec, STREAM, "cpu", torch.float64)
+    context = MethodContext("pooled", spec, STREAM, "cpu", torch.float64)
     m = MethodConfig.from_table(METHODS["fedavg"]).build(context)
     psi = {n: p.double() for n, p in m.init(STREAM).items()}
     draw = torch.Generator().manual_seed(0)
     data = ClientData(torch.rand(23, 3, 8, 8, generator=draw), torch.arange(23) % 4)
-    engine = build_engine(EngineConfig(kind, "cpu", "float64", compile=compiled), m, config)
-    found = engine.train(psi, [data], {0: 0}, STREAM, {}).delta
-    batches = on_device(local_batches(data, config, STREAM, 0), torch.device("cpu"), torch.float64)
-    wanted = client_update(m, config, psi, batches, {}).whole()
+    settings = EngineConfig(kind, "cpu", "float64", compile=compiled)
+    engine = build_engine(settings, m, config, [data], STREAM)
+    found = total(engine.train(first_task(m, psi))).delta
+    plan = batch_plan(STREAM.child("order", 1), 0, len(data), 2, 10)
+    batches = local_batches(data, plan, torch.device("cpu"), torch.float64)
+    wanted = ClientUpdate(m, config)(first_task(m, psi), batches).delta
     for name, change in found.items():
         assert torch.allclose(change, wanted[name], atol=1e-12)
     assert wanted["0.weight"].abs().max() > 1e-3
