@@ -10,7 +10,7 @@ from contenders.entry import Entry, Pace
 from contenders.work import STREAM
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec
-from flowdup.params import part
+from flowdup.params import strip_prefix
 from flowdup.personalize import Federation
 
 
@@ -18,7 +18,7 @@ from flowdup.personalize import Federation
 def run(entry: Entry, pace: Pace) -> None:
     work, device = entry.work, entry.device
     method: Any = work.build(device)
-    psi, h1 = work.start(method, device), part(work.start(method, device), "h1.")
+    psi, h1 = work.start(method, device), strip_prefix(work.start(method, device), "h1.")
     x = work.population()[0].x.to(device)
     present = torch.ones(len(x), device=device)
     spec = FederationSpec.of(STREAM.seed, work.model, work.table(), work.inputs, method)

@@ -11,7 +11,7 @@ from contenders.entry import Entry
 from contenders.work import Work
 from flowdup.models.cnn import cnn, cnn_small
 from flowdup.models.resnet import resnet18
-from flowdup.params import Params, part, prefixed
+from flowdup.params import Params, prefixed
 
 NETWORKS = {"cnn": cnn, "cnn-small": cnn_small, "resnet18": resnet18}
 Program = Any  # an nn.Module with a loss(x, y) and with psi()
@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         return cross_entropy(self.f(self.read(x)), y)
 
     def psi(self) -> Params:
-        return part(self.state_dict(), "f.")
+        return strip_prefix(self.state_dict(), "f.")
 
 
 class Personalizer(nn.Module):
