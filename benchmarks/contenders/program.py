@@ -11,7 +11,7 @@ from contenders.entry import Entry
 from contenders.work import Work
 from flowdup.models.cnn import cnn, cnn_small
 from flowdup.models.resnet import resnet18
-from flowdup.params import Params, prefixed
+from flowdup.params import Params, prefixed, strip_prefix
 
 NETWORKS = {"cnn": cnn, "cnn-small": cnn_small, "resnet18": resnet18}
 Program = Any  # an nn.Module with a loss(x, y) and with psi()
