@@ -60,6 +60,13 @@ def test_without_a_piece_psi_is_the_same_and_one_warning_names_it(
         assert f"flowdup does without {name} (torch {torch.__version__}: " in text
 
 
+def test_the_readme_says_what_happens_without_every_piece() -> None:
+    text = (SOURCE / "accelerate" / "README.md").read_text()
+    rows = text[text.index("| `FLOWDUP_WITHOUT` |") :].splitlines()
+    first = " ".join(row.split("|")[1] for row in rows if row.startswith("|"))
+    assert set(PIECES) <= {*re.findall(r"`(\w+)`", first)}
+
+
 def test_an_unknown_piece_in_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(torch_private.SWITCH, "make_fx, warp")
     with pytest.raises(ConfigError, match="names 'warp', which is no piece: use some of make_fx,"):

@@ -8,7 +8,7 @@ run of memory.  Inside a client a product is
     weight gradient  [kh kw c, n oh ow] x [n oh ow, o]
 
 with float32 sums of TF32 (or float32, as `torch.backends.cudnn.conv.fp32_precision` says) or
-bfloat16 products.  Weights lie tap by tap, [o, kh, kw, c]; `turn` brings them into that order.
+bfloat16 products.  Weights lie tap by tap, [o, kh, kw, c]; `transpose` brings them into that order.
 Blocks follow from shapes alone and no sum is atomic, so the same shapes on the same device give the
 same bits.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
-_TURNED = 4096  # weights that a program turns
+_TRANSPOSED = 4096  # weights that a program transposes
 _PROGRAMS = 512  # that a weight gradient should have, about four per multiprocessor
 
 
@@ -184,7 +184,7 @@ def _correlate(
 
 
 @triton.jit
-def _turn(x, out, A: tl.constexpr, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+def _transpose(x, out, A: tl.constexpr, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
     """x [rows, A, B] -> out [rows, B, A]"""
     TILES: tl.constexpr = (A + M - 1) // M
     first = (tl.program_id(0) // TILES).to(tl.int64) * (A * B)
@@ -337,19 +337,19 @@ def _dtype(x: Tensor, splits: int) -> torch.dtype:
     return x.dtype if splits == 1 else torch.float32
 
 
-@torch.library.custom_op("flowdup::turn", mutates_args=())
-def turn(x: Tensor) -> Tensor:
+@torch.library.custom_op("flowdup::transpose", mutates_args=())
+def transpose(x: Tensor) -> Tensor:
     """x [clients, o, a, b] -> [clients, o, b, a], b small."""
     clients, o, a, b = x.shape
     out = x.new_empty((clients, o, b, a))
     n = triton.next_power_of_2(b)
-    m = min(triton.next_power_of_2(a), max(16, _TURNED // n))
+    m = min(triton.next_power_of_2(a), max(16, _TRANSPOSED // n))
     with torch.cuda.device_of(x):
-        _turn[(clients * o * triton.cdiv(a, m),)](x, out, a, b, m, n, num_warps=4)
+        _transpose[(clients * o * triton.cdiv(a, m),)](x, out, a, b, m, n, num_warps=4)
     return out
 
 
-@turn.register_fake
+@transpose.register_fake
 def _(x):
     return x.new_empty((*x.shape[:2], x.shape[3], x.shape[2]))
 
@@ -404,7 +404,7 @@ def _taps_first(w: Tensor) -> Tensor:
         return last
     if w.shape[0] > 1 and w.stride(0) == 0:
         return _taps_first(w[:1].contiguous()).expand(last.shape)
-    out: Tensor = turn(w.contiguous().flatten(3))
+    out: Tensor = transpose(w.contiguous().flatten(3))
     return out.reshape(last.shape)
 
 
