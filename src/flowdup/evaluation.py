@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flowdup.data.clients import ClientData, Trait
-from flowdup.engines import Engine, Question
+from flowdup.engines import Engine, SupportQuery
 from flowdup.errors import DataError
 from flowdup.methods import Params
 from flowdup.random import Stream
@@ -62,7 +62,7 @@ def mean_accuracy(scores: Sequence[ClientScore]) -> dict[str, float | None]:
 def _transductive(
     engine: Engine, params: Params, clients: Sequence[ClientData]
 ) -> list[float | None]:
-    answers = engine.predict(params, [Question(c.x, c.x) for c in clients])
+    answers = engine.logits(params, [SupportQuery(c.x, c.x) for c in clients])
     return [_accuracy(a, c.y) for a, c in zip(answers, clients, strict=True)]
 
 
@@ -75,8 +75,8 @@ def _held_out(
         order = torch.from_numpy(np.argsort(stream.lanes(i, 1, len(client))[0], kind="stable"))
         if len(client) > 1:
             halves[i] = order.tensor_split(2)
-    questions = [Question(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
-    answers = engine.predict(params, questions)
+    pairs = [SupportQuery(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
+    answers = engine.logits(params, pairs)
     for (i, (_, query)), answer in zip(halves.items(), answers, strict=True):
         y = clients[i].y
         scores[i] = _accuracy(answer, None if y is None else y[query])
@@ -87,7 +87,7 @@ def _accuracy(answer: Tensor, y: Tensor | None) -> float | None:
     if y is None or not bool((y >= 0).any()):
         return None
     known = y >= 0
-    return 100.0 * float((answer[known] == y[known]).double().mean())
+    return 100.0 * float((answer[known].argmax(1) == y[known]).double().mean())
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:

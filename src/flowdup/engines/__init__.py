@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.client import ClientConfig
-from flowdup.engines.base import Engine, Question
+from flowdup.engines.base import Engine, SupportQuery
 from flowdup.engines.batched import BatchedEngine
 from flowdup.engines.distributed import DistributedEngine, local_rank, several
 from flowdup.engines.sequential import SequentialEngine
@@ -15,7 +15,7 @@ from flowdup.methods import Method
 from flowdup.random import Stream
 from flowdup.settings import check_range
 
-__all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "build_engine"]
+__all__ = ["ENGINES", "Engine", "EngineConfig", "SupportQuery", "build_engine"]
 
 _HEAVY = 100e6  # operations
 

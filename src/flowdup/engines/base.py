@@ -12,10 +12,10 @@ from flowdup.methods import Batch, Params
 from flowdup.random import Stream
 
 
-class Question(NamedTuple):
-    """Generate a model on x; then predict on query."""
+class SupportQuery(NamedTuple):
+    """Personalize a model on the unlabeled support set; then apply it to the query set."""
 
-    x: Tensor  # [n, *shape]
+    support: Tensor  # [n, *shape]
     query: Tensor  # [m, *shape]
 
 
@@ -43,8 +43,8 @@ class Engine(Protocol):
         """
         ...
 
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        """Every client's own predictions, [m] classes each."""
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        """Logits of every client's own model, [m, classes] each, on the CPU in psi's dtype."""
         ...
 
 

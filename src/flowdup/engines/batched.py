@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from flowdup.client import ClientConfig, batch_plans
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question, longest
+from flowdup.engines.base import Cohort, CohortUpdate, SupportQuery, longest
 from flowdup.engines.joined import Joined
 from flowdup.engines.lanes import Lanes, advance, lanes_needed, schedule
 from flowdup.engines.pool import Pool, size
@@ -154,21 +154,21 @@ class BatchedEngine:
         return advance(self.joined, self.config, *fixed, lanes, points, marks)
 
     @torch.no_grad()
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        def answer(x: Tensor, present: Tensor, query: Tensor) -> Tensor:
-            weights = self.method.personalize(params, x, present)
-            return self.method.f(weights, query).argmax(1)
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        def own(support: Tensor, present: Tensor, query: Tensor) -> Tensor:
+            weights = self.method.personalize(params, support, present)
+            return self.method.f(weights, query)
 
-        answers: dict[int, Tensor] = {}
-        sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
-        for lanes in _by_size(sizes, self.clients_at_once):
-            group = [questions[i] for i in lanes]
-            present = _pad([torch.ones(q.x.shape[0], dtype=self.dtype) for q in group])
-            inputs = (_pad([q.x for q in group]), present, _pad([q.query for q in group]))
-            found = vmap(answer)(*(t.to(self.device) for t in inputs)).cpu()
-            for i, row in zip(lanes, found, strict=True):
-                answers[i] = row[: questions[i].query.shape[0]]
-        return [answers[i] for i in range(len(questions))]
+        logits: dict[int, Tensor] = {}
+        sizes = [p.support.shape[0] + p.query.shape[0] for p in pairs]
+        for members in _by_size(sizes, self.clients_at_once):
+            group = [pairs[i] for i in members]
+            present = _pad([torch.ones(p.support.shape[0], dtype=self.dtype) for p in group])
+            inputs = (_pad([p.support for p in group]), present, _pad([p.query for p in group]))
+            found = vmap(own)(*(t.to(self.device) for t in inputs)).cpu()
+            for i, padded in zip(members, found, strict=True):
+                logits[i] = padded[: pairs[i].query.shape[0]]
+        return [logits[i] for i in range(len(pairs))]
 
 
 def _by_size(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Engine, Question
+from flowdup.engines.base import Cohort, CohortUpdate, Engine, SupportQuery
 from flowdup.methods import Params
 from flowdup.random import Stream
 
@@ -70,13 +70,16 @@ class DistributedEngine:
         delta = {n: d.view_as(params[n]) for n, d in zip(params, deltas, strict=True)}
         return CohortUpdate(delta, loss.reshape(()), update.padding)
 
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        sizes = [q.query.shape[0] for q in questions]
-        mine = range(self.rank, len(questions), self.size)
-        answers = torch.zeros(sum(sizes), dtype=torch.int64, device=self.device)
-        places = torch.split(answers, sizes)
-        found = self.engine.predict(params, [questions[i] for i in mine])
-        for i, answer in zip(mine, found, strict=True):
-            places[i].copy_(answer)
-        dist.all_reduce(answers)
-        return [place.cpu() for place in places]
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        if not pairs:
+            return []
+        mine = range(self.rank, len(pairs), self.size)
+        # a process without a share works on one pair too: it must know how many classes there are
+        found = self.engine.logits(params, [pairs[i] for i in mine or [0]])
+        sizes = [p.query.shape[0] for p in pairs]
+        together = torch.zeros(sum(sizes), found[0].shape[1], dtype=self.dtype, device=self.device)
+        places = torch.split(together, sizes)
+        for i, own in zip(mine, found, strict=False):
+            places[i].copy_(own)
+        dist.all_reduce(together)
+        return list(torch.split(together.cpu(), sizes))

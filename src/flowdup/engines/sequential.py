@@ -19,7 +19,14 @@ from torch import Tensor
 
 from flowdup.client import ClientConfig, LocalStep, Update, begin, client_update, local_step
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Cohort, CohortUpdate, Question, local_batches, longest, on_device
+from flowdup.engines.base import (
+    Cohort,
+    CohortUpdate,
+    SupportQuery,
+    local_batches,
+    longest,
+    on_device,
+)
 from flowdup.engines.program import Traced
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
@@ -101,15 +108,15 @@ class SequentialEngine:
             self.traced = Traced(partial(local_step, self.method, self.config), *example, place)
         return self.traced, self.room if self.traced else 0
 
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
         @torch.no_grad()
-        def answer(question: Question) -> Tensor:
-            x, query = question.x.to(self.device), question.query.to(self.device)
-            present = torch.ones(x.shape[0], device=self.device, dtype=self.dtype)
-            weights = self.method.personalize(params, x, present)
-            return self.method.f(weights, query).argmax(1).cpu()
+        def own(pair: SupportQuery) -> Tensor:
+            support, query = pair.support.to(self.device), pair.query.to(self.device)
+            present = torch.ones(support.shape[0], device=self.device, dtype=self.dtype)
+            weights = self.method.personalize(params, support, present)
+            return self.method.f(weights, query).cpu()
 
-        return list(self._map(answer, questions))
+        return list(self._map(own, pairs))
 
     def _map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in order; few more than there are workers are in memory at a time."""
