@@ -6,9 +6,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.client import ClientConfig
+from flowdup.devices import parse_device
 from flowdup.engines.base import Engine, SupportQuery
 from flowdup.engines.batched import BatchedEngine
-from flowdup.engines.distributed import DistributedEngine, local_rank, several
+from flowdup.engines.distributed import DistributedEngine, several
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
 from flowdup.methods import Method
@@ -41,14 +42,7 @@ class EngineConfig:
             raise ConfigError(f"engine.precision is float32, tf32 or bf16, not '{self.precision}'")
 
     def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
-        known = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        if self.device not in known:
-            raise ConfigError(f"unknown device '{self.device}': use auto, {', '.join(known)}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("no CUDA device is available: use the device cpu")
-        return torch.device(self.device)
+        return parse_device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == "float64" else torch.float32

@@ -27,10 +27,6 @@ def leads() -> bool:
     return not several() or int(os.environ["RANK"]) == 0
 
 
-def local_rank() -> int:
-    return int(os.environ["LOCAL_RANK"]) if several() else 0
-
-
 def wait_for_all() -> None:
     if several():
         dist.barrier()
