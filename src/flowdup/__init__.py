@@ -3,6 +3,7 @@
 from flowdup.config import Config, load_config, read_config
 from flowdup.data import ClientData, InputSpec, Population
 from flowdup.errors import FlowdupError
+from flowdup.evaluation import register_metric
 from flowdup.models import register_model
 from flowdup.personalize import Federation, PersonalModel, load, load_model
 from flowdup.run import evaluate_run, train_run
@@ -20,6 +21,7 @@ __all__ = [
     "load_config",
     "load_model",
     "read_config",
+    "register_metric",
     "register_model",
     "train_run",
 ]
