@@ -49,9 +49,9 @@ def main(rounds: int = 100) -> float:
         state = done.state
         if state.round % 20 == 0:
             print(f"round {state.round}: loss {float(done.loss):.3f}")
-    accuracy = transductive_accuracy(engine, state.psi, population.validation)
+    accuracy = transductive_accuracy(engine, state.psi, population.validation).mean or 0.0
     print(f"seed {seed}: {accuracy:.1f} % on validation clients")
-    return accuracy or 0.0
+    return accuracy
 
 
 if __name__ == "__main__":

@@ -4,19 +4,23 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import METHODS, SPEC, STREAM, method
+from small import METHODS, SPEC, STREAM, method, population
 
-from flowdup import load
+from flowdup import load, read_config, train_run
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
 from flowdup.errors import CheckpointError, FlowdupError, TrainingError
 from flowdup.methods import MethodConfig
+from flowdup.random import philox
+from flowdup.run import Simulation
 from flowdup.server import ServerConfig, ServerState, initial_state
 
 FLOWDUP = method("flowdup")
@@ -67,6 +71,49 @@ def test_neither_theta_0_nor_p_is_stored(saved: Path) -> None:
     told = json.loads((saved / "checkpoint.json").read_text())["federation"]
     assert told["expansion_sha256"] == FLOWDUP.fingerprint and told["seed"] == 7
     assert told["shapes"]["psi/psi_r"] == [60] and told["shapes"]["theta/0.weight"] == [16, 1, 3, 3]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_shapes_and_the_order_of_names_are_those_of_init(name: str) -> None:
+    m = method(name)
+    psi = m.init(STREAM)
+    spec = FederationSpec.of(7, "cnn-small", METHODS[name], SPEC, m)
+    assert spec.psi_names == list(psi)
+    assert all(spec.shapes[f"psi/{n}"] == list(p.shape) for n, p in psi.items())
+
+
+def draws(work: Callable[[], object]) -> int:
+    """How often the generator is called."""
+    calls = []
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is philox.__code__:
+            calls.append(frame)
+
+    sys.setprofile(watch)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_federation_is_described_and_checked_without_drawing_a_number(name: str) -> None:
+    m = method(name)
+    spec = FederationSpec.of(7, "cnn-small", METHODS[name], SPEC, m)
+    assert draws(lambda: FederationSpec.of(7, "cnn-small", METHODS[name], SPEC, m)) == 0
+    assert draws(lambda: spec.check(m)) == 0
+    assert (draws(lambda: m.init(STREAM)) > 0) == (name != "ld-fedavg")  # which starts at v = 0
+
+
+def test_a_run_is_continued_without_drawing_psi_again(tmp_path: Path) -> None:
+    table = {"model": "mlp", "method": METHODS["pefll"], "server": {"rounds": 1, "cohort": 2}}
+    config = read_config(table)
+    list(train_run(config, tmp_path, population=population()))
+    simulation = Simulation(config, population())
+    assert draws(lambda: simulation.load_state(tmp_path / "checkpoint")) == 0
+    assert draws(simulation.initial_state) > 0
 
 
 @settings(max_examples=150)

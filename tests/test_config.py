@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from flowdup.compare import read_comparison
 from flowdup.config import load_config, merge, preset_names, read_config
 from flowdup.errors import ConfigError
+from flowdup.run.comparison import read_comparison
 from flowdup.settings import to_toml
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

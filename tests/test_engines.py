@@ -12,7 +12,7 @@ from flowdup.aggregation import mean, total
 from flowdup.batches import batch_plan
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
-from flowdup.engines import EngineConfig, Question, build_engine
+from flowdup.engines import EngineConfig, SupportQuery, build_engine
 from flowdup.engines.batched import BatchedEngine
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
@@ -102,17 +102,20 @@ def test_a_cohort_as_ragged_as_femnists_wastes_less_than_30_percent_on_padding(s
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_batched_predicts_what_sequential_predicts_for_ragged_clients(name: str) -> None:
+def test_batched_gives_the_logits_of_sequential_for_ragged_clients(name: str) -> None:
     m = method(name, torch.float64)
     params = {n: p.double() for n, p in m.init(STREAM).items()}
     clients = ragged_clients()
-    questions = [Question(a.x, b.x) for a, b in zip(clients, reversed(clients), strict=True)]
+    pairs = [SupportQuery(a.x, b.x) for a, b in zip(clients, reversed(clients), strict=True)]
     one, all_ = (
-        engine(kind, m, "float64", ClientConfig(batch_size=10)).predict(params, questions)
+        engine(kind, m, "float64", ClientConfig(batch_size=10)).logits(params, pairs)
         for kind in ("sequential", "batched")
     )
-    assert [a.tolist() for a in one] == [b.tolist() for b in all_]
-    assert [len(a) for a in one] == [len(q.query) for q in questions]
+    assert [tuple(a.shape) for a in one] == [(len(p.query), 4) for p in pairs]
+    for a, b in zip(one, all_, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    alone = m.f(m.personalize(params, clients[3].x, torch.ones(7).double()), pairs[3].query)
+    torch.testing.assert_close(one[3], alone, rtol=1e-9, atol=1e-9)
 
 
 def test_unknown_engines_devices_and_precisions_are_refused() -> None:

@@ -1,20 +1,39 @@
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from small import METHODS, STREAM, client, engine, method
+from sklearn.metrics import f1_score
+from small import METHODS, STREAM, client, engine, method, population
 from torch import Tensor
 
+import flowdup
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
 from flowdup.engines import Engine
-from flowdup.errors import DataError
-from flowdup.evaluation import evaluate, mean_accuracy, transductive_accuracy
+from flowdup.errors import ConfigError, DataError
+from flowdup.evaluation import (
+    METRICS,
+    READINGS,
+    Summary,
+    calibration_error,
+    evaluate,
+    macro_f1,
+    metrics_table,
+    nll,
+    summarize,
+    transductive_accuracy,
+)
 from flowdup.methods import Params
 
 
 class Memory:
     """A method that remembers what it was shown: class 1 for these inputs, class 0 for others."""
 
-    learns_unlabeled, fingerprint = False, ""
+    batch_size = 0
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Params:
         return {"x": x, "present": present}
@@ -38,8 +57,8 @@ def labeled(points: int, label: int = 1) -> ClientData:
 @pytest.mark.parametrize("runner", ENGINES.values(), ids=ENGINES)
 def test_held_out_points_never_meet_the_points_that_generate(runner: Engine) -> None:
     scores = evaluate(runner, {}, [labeled(9), labeled(4)], STREAM)
-    assert [s.transductive for s in scores] == [100.0, 100.0]
-    assert [s.held_out for s in scores] == [0.0, 0.0]
+    assert [s.metrics["transductive"]["accuracy"] for s in scores] == [100.0, 100.0]
+    assert [s.metrics["held_out"]["accuracy"] for s in scores] == [0.0, 0.0]
 
 
 def test_unlabeled_points_and_clients_are_not_scored() -> None:
@@ -48,14 +67,15 @@ def test_unlabeled_points_and_clients_are_not_scored() -> None:
     partly = ClientData(half.x, torch.where(torch.arange(10) < 4, half.y, -1))
     clients = [partly, labeled(10, 0), half.unlabeled()]
     scores = evaluate(ENGINES["batched"], {}, clients, STREAM)
-    assert [s.transductive for s in scores] == [100.0, 0.0, None]
-    assert mean_accuracy(scores)["transductive"] == 50.0
+    found = [s.metrics["transductive"].get("accuracy") for s in scores]
+    assert found == [100.0, 0.0, None]
+    assert metrics_table(scores)["transductive"]["accuracy"].mean == 50.0
 
 
 def test_a_client_of_one_point_has_no_held_out_half() -> None:
     (score,) = evaluate(ENGINES["batched"], {}, [labeled(1)], STREAM)
-    assert score.transductive == 100.0 and score.held_out is None
-    assert mean_accuracy([score])["held_out"] is None
+    assert score.metrics["transductive"]["accuracy"] == 100.0 and score.metrics["held_out"] == {}
+    assert metrics_table([score])["held_out"]["accuracy"] == Summary(None, None, None, None)
 
 
 def test_clients_without_labels_cannot_be_evaluated() -> None:
@@ -73,5 +93,145 @@ def test_accuracy_is_the_share_of_points_that_a_clients_own_model_gets_right(nam
         logits = m.f(m.personalize(params, c.x, torch.ones(len(c))), c.x)
         assert c.y is not None
         by_hand.append(float((logits.argmax(1) == c.y).float().mean()) * 100)
-    found = transductive_accuracy(engine("batched", m, "float32", ClientConfig()), params, clients)
-    assert found == pytest.approx(sum(by_hand) / 2)
+    runner = engine("batched", m, "float32", ClientConfig(batch_size=10))
+    found = transductive_accuracy(runner, params, clients)
+    assert found.mean == pytest.approx(sum(by_hand) / 2)
+    assert found.worst_decile == pytest.approx(min(by_hand))
+
+
+def some(points: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Logits that are right more often than by chance, and labels; some classes never occur."""
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, max(1, classes - 2), points)
+    logits = draw.normal(size=(points, classes)) + 2 * np.eye(classes)[y]
+    return torch.from_numpy(logits), torch.from_numpy(y)
+
+
+def test_negative_log_likelihood_is_that_of_the_labels() -> None:
+    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]]).double()
+    by_hand = (math.log(2) - math.log(3 / 4)) / 2
+    assert nll(logits, torch.tensor([1, 0])) == pytest.approx(by_hand)
+
+
+def test_a_model_that_gives_nan_is_infinitely_unlikely() -> None:
+    assert nll(torch.full((2, 3), math.nan), torch.tensor([0, 1])) == math.inf
+
+
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy_bin_by_bin() -> None:
+    """0.61, right, and 0.65, wrong, in one bin; 0.9, right and wrong, in another; 1.0, right."""
+    confidence = torch.tensor([0.61, 0.65, 0.9, 0.9, 1.0], dtype=torch.float64)
+    logits = torch.stack([confidence, 1 - confidence], 1).log()
+    y = torch.tensor([0, 1, 0, 1, 0])
+    bins = [abs(0.5 - 0.63) * 2, abs(0.5 - 0.9) * 2, abs(1.0 - 1.0)]
+    assert calibration_error(logits, y) == pytest.approx(100 * sum(bins) / 5)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "gap"), [(0.8 - 1e-6, abs(1 - 0.75 - 0.8)), (0.8 + 1e-6, 0.25 + 0.8)]
+)
+def test_bins_are_fifteen_of_equal_width(confidence: float, gap: float) -> None:
+    """A bin ends at 12/15 = 0.8: below it, a wrong answer shares the bin of a right one at 0.75."""
+    sure = torch.tensor([0.75, confidence], dtype=torch.float64)
+    logits = torch.stack([sure, 1 - sure], 1).log()
+    found = calibration_error(logits, torch.tensor([0, 1]))
+    assert found == pytest.approx(100 * gap / 2, abs=1e-3)
+
+
+def test_calibration_error_of_many_points_is_that_of_bins_made_by_numpy() -> None:
+    logits, y = some(500, 6, 0)
+    p = logits.softmax(1).numpy()
+    sure, right = p.max(1), p.argmax(1) == y.numpy()
+    which = np.digitize(sure, np.arange(1, 15) / 15, right=True)
+    by_hand = sum(abs((right[which == b] - sure[which == b]).sum()) for b in range(15)) / 500
+    assert calibration_error(logits, y) == pytest.approx(100 * by_hand)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("points", "classes"), [(1, 3), (12, 4), (200, 10)])
+def test_macro_f1_is_scikit_learns(points: int, classes: int, seed: int) -> None:
+    logits, y = some(points, classes, seed)
+    theirs = f1_score(y.numpy(), logits.argmax(1).numpy(), average="macro")
+    assert macro_f1(logits, y) == pytest.approx(100 * theirs)
+
+
+def test_over_clients_the_worst_are_those_who_fare_worst() -> None:
+    """25 clients: three of them are the worst tenth, rounded up."""
+    values = [float(v) for v in range(25)]
+    up, down = summarize(values), summarize(values, higher_is_better=False)
+    assert (up.mean, up.worst_decile, up.worst) == (12.0, 1.0, 0.0)
+    assert (down.mean, down.worst_decile, down.worst) == (12.0, 23.0, 24.0)
+    assert up.std == down.std == pytest.approx(math.sqrt(52))
+
+
+@pytest.mark.parametrize(("clients", "tenth"), [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
+def test_the_worst_decile_is_a_tenth_rounded_up(clients: int, tenth: int) -> None:
+    values = [float(v) for v in range(clients)]
+    assert summarize(values).worst_decile == pytest.approx(sum(values[:tenth]) / tenth)
+
+
+def test_an_infinite_value_makes_the_worst_infinite_and_hides_no_client() -> None:
+    found = summarize([1.0, math.inf], higher_is_better=False)
+    assert found.mean == found.worst == found.worst_decile == math.inf
+
+
+def test_every_metric_of_the_table_is_one_number_per_client_and_reading() -> None:
+    m = method("fedavg")
+    runner = engine("batched", m, "float32", ClientConfig(batch_size=10))
+    clients = [client(i, 20) for i in range(4)]
+    scores = evaluate(runner, m.init(STREAM), clients, STREAM)
+    assert all(set(s.metrics[reading]) == set(METRICS) for s in scores for reading in READINGS)
+    by_hand = np.mean([s.metrics["held_out"]["nll"] for s in scores])
+    assert metrics_table(scores)["held_out"]["nll"].mean == pytest.approx(by_hand)
+
+
+@pytest.fixture
+def own_metric() -> Iterator[str]:
+    def top_class(logits: Tensor, y: Tensor) -> float:
+        """Not defined for clients whose first label is 0."""
+        return math.nan if int(y[0]) == 0 else float(logits.shape[1])
+
+    flowdup.register_metric("width", top_class, higher_is_better=False)
+    yield "width"
+    METRICS.unregister("width")
+
+
+def test_ones_own_metric_is_in_every_evaluation(own_metric: str, tmp_path: Path) -> None:
+    config = flowdup.read_config(
+        {"model": "mlp", "method": METHODS["fedavg"], "server": {"rounds": 1, "cohort": 2}}
+    )
+    list(flowdup.train_run(config, tmp_path, population=population()))
+    flowdup.evaluate_run(tmp_path, population())
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    table = found["metrics"]["transductive"]
+    assert set(table) == {"accuracy", "nll", "calibration_error", "macro_f1", own_metric}
+    assert table[own_metric] == {"mean": 4.0, "std": 0.0, "worst_decile": 4.0, "worst": 4.0}
+    told = [own_metric in c["metrics"]["transductive"] for c in found["clients"]]
+    test = population().test
+    assert told == [bool(c.y is not None and int(c.y[0]) != 0) for c in test] and any(told)
+    assert own_metric in (tmp_path / "report.html").read_text()
+
+
+def test_a_metrics_name_is_a_word_and_taken_once() -> None:
+    with pytest.raises(ConfigError, match="exists already"):
+        flowdup.register_metric("accuracy", nll)
+    with pytest.raises(ConfigError, match="small letters"):
+        flowdup.register_metric("Top 5", nll)
+
+
+def test_numbers_that_json_cannot_say_are_null(tmp_path: Path) -> None:
+    flowdup.register_metric("endless", lambda logits, y: math.inf)
+    try:
+        config = flowdup.read_config(
+            {"model": "mlp", "method": METHODS["fedavg"], "server": {"rounds": 1, "cohort": 2}}
+        )
+        list(flowdup.train_run(config, tmp_path, population=population()))
+        flowdup.evaluate_run(tmp_path, population())
+    finally:
+        METRICS.unregister("endless")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    content = (tmp_path / "evaluation.json").read_text()
+    found = json.loads(content, parse_constant=refuse)
+    assert found["metrics"]["held_out"]["endless"]["mean"] is None

@@ -3,6 +3,7 @@
 from flowdup.config import Config, load_config, read_config
 from flowdup.data import ClientData, InputSpec, Population, register_source
 from flowdup.errors import FlowdupError
+from flowdup.evaluation import register_metric
 from flowdup.methods import register_method
 from flowdup.models import register_model
 from flowdup.personalize import Federation, PersonalModel, load, load_model
@@ -22,6 +23,7 @@ __all__ = [
     "load_model",
     "read_config",
     "register_method",
+    "register_metric",
     "register_model",
     "register_source",
     "train_run",

@@ -21,10 +21,11 @@ from flowdup.data.clients import InputSpec
 from flowdup.errors import CheckpointError, TrainingError
 from flowdup.files import write_atomic
 from flowdup.methods import Method, MethodConfig
-from flowdup.random import Stream
+from flowdup.random import ZeroStream
 from flowdup.server import ServerState
 
 FORMAT = 2
+CHECKPOINT = "checkpoint"  # the name of the folder inside a run folder
 _HEADER = "checkpoint.json"
 _REMEDY = "restore the folder from a copy, or train again"
 
@@ -46,6 +47,11 @@ class FederationSpec:
     ) -> "FederationSpec":
         return cls(seed, model, table, inputs, method.fingerprint, _shapes(method))
 
+    @property
+    def psi_names(self) -> list[str]:
+        """In the order in which the method's `init` gives them, of a federation made here."""
+        return [n.removeprefix("psi/") for n in self.shapes if n.startswith("psi/")]
+
     def check(self, method: Method) -> None:
         """Refuse a method that is made differently here."""
         if self.shapes != _shapes(method):
@@ -58,6 +64,16 @@ class FederationSpec:
                 "the seed gives another expansion here than where this federation was trained: use "
                 "the same version of flowdup and of the model's definition"
             )
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return (folder / _HEADER).exists()
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """The checkpoint folder inside a run folder, or the folder itself if it is one."""
+    inside = folder / CHECKPOINT
+    return inside if inside.is_dir() else folder
 
 
 def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> None:
@@ -116,7 +132,7 @@ def read_spec(table: dict[str, Any]) -> InputSpec:
 
 
 def _shapes(method: Method) -> dict[str, list[int]]:
-    psi = method.init(Stream(0))
+    psi = method.init(ZeroStream(0))
     return {f"psi/{n}": list(p.shape) for n, p in psi.items()} | {
         f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()
     }

@@ -9,23 +9,25 @@ from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flowdup.compare import choose, collect, read_comparison, run_comparison, summarize
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.own import read_inputs
 from flowdup.data.sources import SOURCES, data_folder, named
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
+from flowdup.evaluation import METRICS
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, summary
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.registry import import_modules
-from flowdup.run import embed_run, evaluate_run, train_run
+from flowdup.run import ComparisonFolder, RunFolder, embed_run, evaluate_run, train_run
+from flowdup.run.comparison import choose, collect, read_comparison, run_comparison, summarize
 from flowdup.settings import plain
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -38,9 +40,9 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value, e.g. server.rounds=10")
 ]
 Imports = Annotated[
-    list[str] | None, typer.Option("--import", help="Modules that register models.")
+    list[str] | None, typer.Option("--import", help="Modules that register models or metrics.")
 ]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+Folder = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
 @app.callback()
@@ -61,7 +63,8 @@ def train(
     """Train a federation into a run folder."""
     if preset is None and not resume:
         raise ConfigError("give a preset or a TOML file, or --resume to continue a run")
-    config = load_config(preset or str(out / "config.toml"), settings or [])
+    folder = RunFolder(out)
+    config = load_config(preset or str(folder.config), settings or [])
     rounds = train_run(config, out, resume)
     if as_json:
         for metrics in rounds:
@@ -70,27 +73,27 @@ def train(
     with Rounds(console, config.server.rounds) as progress:
         for metrics in rounds:
             progress.show(metrics)
-    console.print(f"run folder {out}, report {out / 'report.html'}")
+    console.print(f"run folder {out}, report {folder.report}")
 
 
 @app.command()
-def evaluate(folder: RunFolder, as_json: Json = False) -> None:
-    """Personalise the test clients from their unlabeled points and print their accuracy."""
+def evaluate(folder: Folder, as_json: Json = False) -> None:
+    """Personalize the test clients from their unlabeled points and print their metrics."""
     result = evaluate_run(folder)
     if as_json:
         print(json.dumps(result))
         return
-    accuracy, clients = result["accuracy"], result["clients"]
     console.print(
-        f"{result['method']} after round {result['round']}, {len(clients)} test clients: "
-        f"{_percent(accuracy['transductive'])} % on the points that generated the models, "
-        f"{_percent(accuracy['held_out'])} % on held-out points"
+        f"{result['method']} after round {result['round']}, {len(result['clients'])} test clients; "
+        "their models are made from all of their points and scored on them (transductive), or made "
+        "from one half and scored on the other (held-out)"
     )
+    console.print(_metrics_table(result["metrics"]))
 
 
 @app.command()
 def personalize(
-    folder: RunFolder,
+    folder: Folder,
     source: Annotated[Path, typer.Option("--input", help="Unlabeled inputs, .npz or .npy.")],
     out: Annotated[Path, typer.Option(help="The model file to write.")],
     as_json: Json = False,
@@ -121,7 +124,7 @@ def predict(
 
 @app.command()
 def embed(
-    folder: RunFolder,
+    folder: Folder,
     by: Annotated[str, typer.Option(help="The trait that colours clients.")] = "",
     group: Annotated[str, typer.Option(help="train, validation or test clients.")] = "validation",
     out: Annotated[Path | None, typer.Option(help="File name without ending.")] = None,
@@ -152,14 +155,14 @@ def compare(
     done = run_comparison(chosen, min(jobs or os.cpu_count() or 1, len(chosen)), context.obj)
     if as_json:
         for job in done:
-            print(json.dumps({"done": str(job.folder)}), flush=True)
+            print(json.dumps({"done": str(job.run.path)}), flush=True)
         print(json.dumps(summarize(collect(work, out), out)))
         return
-    with Jobs(console, {str(j.folder): j.config.server.rounds for j in chosen}) as progress:
+    with Jobs(console, {str(j.run.path): j.config.server.rounds for j in chosen}) as progress:
         for _ in done:
             progress.done()
-    console.print(_accuracy_table(summarize(collect(work, out), out)))
-    console.print(f"{out / 'summary.json'}; every run has a report.html")
+    console.print(_comparison_table(summarize(collect(work, out), out)))
+    console.print(f"{ComparisonFolder(out).summary}; every run has a report.html")
 
 
 @app.command()
@@ -226,15 +229,37 @@ def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
     write_atomic(path, content.getvalue())
 
 
-def _accuracy_table(rows: dict[str, dict[str, Any]]) -> Table:
-    table = Table("method", title="unlabeled test clients")
-    for column in ("accuracy (%)", "held-out (%)", "MB up", "GFLOP: train", "personalise"):
+def _metrics_table(metrics: dict[str, dict[str, dict[str, float | None]]]) -> Table:
+    table = Table("", "metric", title="unlabeled test clients")
+    for column in ("mean", "deviation", "worst decile", "worst"):
         table.add_column(column, justify="right", no_wrap=True)
+    for reading, rows in metrics.items():
+        table.add_section()
+        for i, (name, found) in enumerate(rows.items()):
+            unit = METRICS[name].unit
+            digits = 1 if unit == "%" else 3
+            values = ("-" if v is None else f"{v:.{digits}f}" for v in found.values())
+            first = "" if i else reading.replace("_", "-")
+            table.add_row(first, name.replace("_", " ") + (f" ({unit})" if unit else ""), *values)
+    return table
+
+
+def _comparison_table(rows: dict[str, dict[str, Any]]) -> Table:
+    """In 80 characters; deviations of worst deciles are in the summary."""
+    title = "accuracy of unlabeled test clients in percent, mean ± deviation over seeds"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("method", min_width=12, overflow="fold")
+    heads = ("all", "worst\ndecile", "held-out:\nall", "worst\ndecile")
+    for head in (*heads, "MB up", "GFLOP:\ntrain", "make\nmodel"):
+        table.add_column(head, justify="right", no_wrap=True)
     for name, row in rows.items():
         cost = row["cost"]
         table.add_row(
             name,
-            *(f"{_percent(r['mean'])} ± {r['std']:.1f}" for r in (row, row["held_out"])),
+            f"{_percent(row['mean'])} ± {row['std']:.1f}",
+            _percent(row["worst_decile"]["mean"]),
+            f"{_percent(row['held_out']['mean'])} ± {row['held_out']['std']:.1f}",
+            _percent(row["held_out_worst_decile"]["mean"]),
             f"{cost['bytes_up'] / 1e6:.2f}",
             *(f"{cost[key] / 1e9:.3f}" for key in ("train_flops", "personalize_flops")),
         )

@@ -1,95 +1,198 @@
-"""How well clients' own models do, in both readings of "accuracy on unlabeled test clients".
+"""Evaluation: logits of clients' own models -> a table of metrics, over points and over clients.
 
-transductive: generate the model on all of a client's points and predict these points.
-held-out:     generate it on one random half of them and predict the other half.
+Two readings of "unlabeled test clients", which papers do not always tell apart:
 
-Labels are compared with predictions here and go nowhere else.
+transductive: personalize on all of a client's points and score these points.
+held_out:     personalize on one random half of them and score the other half.
+
+Labels are compared with logits here and go nowhere else.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from flowdup.data.clients import ClientData, Trait
-from flowdup.engines import Engine, Question
-from flowdup.errors import DataError
+from flowdup.engines import Engine, SupportQuery
+from flowdup.errors import ConfigError, DataError
 from flowdup.methods import Params
 from flowdup.random import Stream
+from flowdup.registry import Registry
+
+READINGS = ("transductive", "held_out")
+_BINS = 15
+
+Values = dict[str, float]  # by metric, of one client; without those that it has no value of
+MetricFunction = Callable[[Tensor, Tensor], float]  # logits [n, C] float64, y [n] -> one client's
+
+
+def accuracy(logits: Tensor, y: Tensor) -> float:
+    """The share of points whose largest logit is their label's, in percent."""
+    return 100.0 * float((logits.argmax(1) == y).double().mean())
+
+
+def nll(logits: Tensor, y: Tensor) -> float:
+    """Negative log-likelihood of the labels, mean over points, in nats; infinite for NaN logits."""
+    value = float(cross_entropy(logits, y))
+    return math.inf if math.isnan(value) else value
+
+
+def calibration_error(logits: Tensor, y: Tensor) -> float:
+    """Expected calibration error, in percent: |accuracy - confidence| in 15 bins of equal width,
+    weighted by their points (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural
+    Networks", ICML 2017).
+
+    Of few points it is mostly noise, and never 0: compare it on the same clients only.
+    """
+    confidence, answer = logits.softmax(1).max(1)
+    bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1  # bin b is (b/15, (b+1)/15]
+    gap = (answer == y).double() - confidence
+    return 100.0 * float(gap.new_zeros(_BINS).index_add_(0, bins, gap).abs().sum() / len(y))
+
+
+def macro_f1(logits: Tensor, y: Tensor) -> float:
+    """F1 = 2 TP / (2 TP + FP + FN), mean over classes, in percent.
+
+    The classes are those among the client's labels or its predictions, as in scikit-learn.  Beware:
+    one stray prediction of a class that the client lacks is a class with F1 0, which weighs much
+    where clients have few classes.
+    """
+    answer, classes = logits.argmax(1), logits.shape[1]
+    of_both = torch.bincount(y, minlength=classes) + torch.bincount(answer, minlength=classes)
+    right = torch.bincount(y[answer == y], minlength=classes)
+    there = of_both > 0  # 2 TP + FP + FN
+    return 100.0 * float((2 * right[there] / of_both[there].double()).mean())
+
+
+@dataclass(frozen=True)
+class Metric:
+    function: MetricFunction
+    higher_is_better: bool = True
+    unit: str = ""
+
+
+METRICS = Registry(
+    "metric",
+    {
+        "accuracy": Metric(accuracy, unit="%"),
+        "nll": Metric(nll, higher_is_better=False, unit="nats"),
+        "calibration_error": Metric(calibration_error, higher_is_better=False, unit="%"),
+        "macro_f1": Metric(macro_f1, unit="%"),
+    },
+)
+
+
+def register_metric(name: str, function: MetricFunction, higher_is_better: bool = True) -> None:
+    """Add a metric of one's own: a function of one client's logits [n, C] and labels y [n], on the
+    CPU, only points with a label.
+
+    Every evaluation from then on has it.  NaN says that it is not defined for these points: the
+    client is then left out of means, as one without labels is.
+    """
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ConfigError(
+            f"a metric cannot be named '{name}': use small letters, digits and underscores"
+        )
+    METRICS.register(name, Metric(function, higher_is_better))
 
 
 @dataclass(frozen=True)
 class ClientScore:
-    """One client's accuracies in percent; None where it has no labeled point to compare with."""
+    """One client's metrics by reading; none where it has no labeled point to compare with."""
 
     name: str
     traits: dict[str, Trait]
     points: int
-    transductive: float | None
-    held_out: float | None
+    metrics: dict[str, Values]
 
 
-def transductive_accuracy(
-    engine: Engine, params: Params, clients: Sequence[ClientData]
-) -> float | None:
-    """Mean over clients, in percent; None where nothing can be compared."""
-    return _mean(_transductive(engine, params, clients))
+@dataclass(frozen=True)
+class Summary:
+    """One metric over clients, each client counted once; None where no client has it."""
+
+    mean: float | None = None
+    std: float | None = None  # over clients: how unequal they fare
+    worst_decile: float | None = None  # the mean over the worst tenth of them, rounded up
+    worst: float | None = None  # of the worst client
+
+
+def summarize(values: Sequence[float], higher_is_better: bool = True) -> Summary:
+    if not values:
+        return Summary()
+    worst_first = np.sort(values) if higher_is_better else np.sort(values)[::-1]
+    tenth = worst_first[: -(-len(values) // 10)]
+    with np.errstate(invalid="ignore"):  # infinite values have no deviation: NaN
+        std = float(np.std(values))
+    return Summary(float(np.mean(values)), std, float(tenth.mean()), float(tenth[0]))
 
 
 def evaluate(
     engine: Engine, params: Params, clients: Sequence[ClientData], stream: Stream
 ) -> list[ClientScore]:
+    """Every metric of every client, in both readings; the stream halves the clients' points."""
     if not any(client.labeled for client in clients):
         raise DataError("no client to evaluate has labels to compare with: label some test clients")
-    transductive = _transductive(engine, params, clients)
+    transductive = _transductive(engine, params, clients, METRICS)
     held_out = _held_out(engine, params, clients, stream)
     return [
-        ClientScore(c.name, c.traits, len(c), t, h)
-        for c, t, h in zip(clients, transductive, held_out, strict=True)
+        ClientScore(c.name, c.traits, len(c), dict(zip(READINGS, both, strict=True)))
+        for c, *both in zip(clients, transductive, held_out, strict=True)
     ]
 
 
-def mean_accuracy(scores: Sequence[ClientScore]) -> dict[str, float | None]:
-    """Both readings, mean over clients, in percent."""
+def metrics_table(scores: Sequence[ClientScore]) -> dict[str, dict[str, Summary]]:
+    """`Summary` by reading and by metric."""
     return {
-        "transductive": _mean([s.transductive for s in scores]),
-        "held_out": _mean([s.held_out for s in scores]),
+        reading: {
+            name: summarize(
+                [s.metrics[reading][name] for s in scores if name in s.metrics[reading]],
+                metric.higher_is_better,
+            )
+            for name, metric in METRICS.items()
+        }
+        for reading in READINGS
     }
 
 
+def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[ClientData]) -> Summary:
+    """Accuracy alone, in percent: what training looks at while it goes on."""
+    found = _transductive(engine, params, clients, {"accuracy": METRICS["accuracy"]})
+    return summarize([values["accuracy"] for values in found if values])
+
+
 def _transductive(
-    engine: Engine, params: Params, clients: Sequence[ClientData]
-) -> list[float | None]:
-    answers = engine.predict(params, [Question(c.x, c.x) for c in clients])
-    return [_accuracy(a, c.y) for a, c in zip(answers, clients, strict=True)]
+    engine: Engine, params: Params, clients: Sequence[ClientData], metrics: Mapping[str, Metric]
+) -> list[Values]:
+    logits = engine.logits(params, [SupportQuery(c.x, c.x) for c in clients])
+    return [_values(own, c.y, metrics) for own, c in zip(logits, clients, strict=True)]
 
 
 def _held_out(
     engine: Engine, params: Params, clients: Sequence[ClientData], stream: Stream
-) -> list[float | None]:
-    scores: list[float | None] = [None] * len(clients)
+) -> list[Values]:
+    """Client i's order is substream i; a client of one point has no other half."""
+    found: list[Values] = [{} for _ in clients]
     halves = {}
     for i, client in enumerate(clients):
         order = torch.from_numpy(np.argsort(stream.substreams(i, 1, len(client))[0], kind="stable"))
         if len(client) > 1:
             halves[i] = order.tensor_split(2)
-    questions = [Question(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
-    answers = engine.predict(params, questions)
-    for (i, (_, query)), answer in zip(halves.items(), answers, strict=True):
+    pairs = [SupportQuery(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
+    for (i, (_, query)), own in zip(halves.items(), engine.logits(params, pairs), strict=True):
         y = clients[i].y
-        scores[i] = _accuracy(answer, None if y is None else y[query])
-    return scores
+        found[i] = _values(own, None if y is None else y[query], METRICS)
+    return found
 
 
-def _accuracy(answer: Tensor, y: Tensor | None) -> float | None:
-    if y is None or not bool((y >= 0).any()):
-        return None
-    known = y >= 0
-    return 100.0 * float((answer[known] == y[known]).double().mean())
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [score for score in scores if score is not None]
-    return float(np.mean(known)) if known else None
+def _values(logits: Tensor, y: Tensor | None, metrics: Mapping[str, Metric]) -> Values:
+    if y is None or not bool((known := y >= 0).any()):
+        return {}
+    logits, y = logits[known].double(), y[known]
+    values = {name: float(metric.function(logits, y)) for name, metric in metrics.items()}
+    return {name: value for name, value in values.items() if not math.isnan(value)}

@@ -15,9 +15,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flowdup.accelerate.functions import fast_function
-from flowdup.checkpoint import FederationSpec, load_checkpoint, read_spec
+from flowdup.checkpoint import FederationSpec, checkpoint_in, load_checkpoint, read_spec
 from flowdup.data.clients import ClientData, InputSpec
-from flowdup.engines import EngineConfig
+from flowdup.devices import parse_device
 from flowdup.errors import CheckpointError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
@@ -143,9 +143,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
 
     Models will be made on the device and stay there; inputs may be anywhere.
     """
-    folder, device = Path(folder), EngineConfig(device=str(device)).torch_device()
-    inside = folder / "checkpoint"
-    spec, state = load_checkpoint(inside if inside.is_dir() else folder)
+    device = parse_device(str(device))
+    spec, state = load_checkpoint(checkpoint_in(Path(folder)))
     context = MethodContext(spec.model, spec.inputs, Stream(spec.seed), device)
     method = MethodConfig.from_table(spec.method).build(context)
     spec.check(method)

@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flowdup.run.folder import RunFolder
+
 
 class _Bars:
     def __init__(self, progress: Progress) -> None:
@@ -93,8 +95,7 @@ class Jobs(_Bars):
     def _watch(self) -> None:
         while not self.stop.wait(0.5):
             for folder, rounds in self.rounds.items():
-                metrics = Path(folder) / "metrics.jsonl"
-                lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+                lines = RunFolder(Path(folder)).rounds_told()
                 if lines and folder not in self.tasks:
                     self.tasks[folder] = self.progress.add_task(folder, total=rounds)
                 if folder in self.tasks:

@@ -110,3 +110,20 @@ class Stream:
     def permutation(self, n: int) -> NDArray[np.int64]:
         """0 .. n-1 in random order: the stable sorting order of n words."""
         return np.argsort(self.words(n), kind="stable").astype(np.int64)
+
+
+class ZeroStream(Stream):
+    """A stream of zeros, made without drawing anything: to ask an `init` for names and shapes.
+
+    Beware: nothing about its values is random, so nothing may be trained from them.
+    """
+
+    def child(self, *names: str | int) -> Stream:
+        return self
+
+    def lanes(self, first: int, count: int, n: int) -> Words:
+        return np.zeros((count, n), np.uint32)
+
+    def uniform(self, n: int) -> NDArray[np.float32]:
+        """Zeros in memory that the system gives only once it is written to."""
+        return np.zeros(n, np.float32)

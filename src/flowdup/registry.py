@@ -32,6 +32,10 @@ class Registry(Mapping[str, Item], Generic[Item]):
             raise ConfigError(f"a {self.kind} named '{name}' exists already: choose another name")
         self.items_here[name] = item
 
+    def unregister(self, name: str) -> None:
+        """Forget a name, to register it anew."""
+        del self.items_here[name]
+
     def find(self, name: object) -> Item:
         """The item, or a ConfigError that says which names there are."""
         if not isinstance(name, str) or name not in self:

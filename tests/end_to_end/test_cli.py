@@ -85,6 +85,11 @@ def test_train_leaves_a_complete_run_folder(run: Path) -> None:
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics] == [1, 2, 3, 4, 5, 6]
     assert [m["round"] for m in metrics if "validation_accuracy" in m] == [3, 6]
+    assert all(
+        m["validation_worst_decile"] <= m["validation_accuracy"]
+        for m in metrics
+        if "validation_accuracy" in m
+    )
     assert len(list((run / "checkpoint").iterdir())) == 2
 
 
@@ -98,9 +103,18 @@ def test_json_is_the_metrics_file(tmp_path: Path, run: Path) -> None:
 def test_evaluate_scores_both_readings_of_every_test_client(run: Path) -> None:
     found = last(good("evaluate", run, "--json"))
     assert len(found["clients"]) == 6
-    assert set(found["accuracy"]) == {"transductive", "held_out"}
+    assert set(found["metrics"]) == {"transductive", "held_out"}
+    for reading, table in found["metrics"].items():
+        assert list(table) == ["accuracy", "nll", "calibration_error", "macro_f1"]
+        own = [c["metrics"][reading]["accuracy"] for c in found["clients"]]
+        assert table["accuracy"]["mean"] == pytest.approx(sum(own) / 6)
+        assert table["accuracy"]["worst_decile"] == table["accuracy"]["worst"] == min(own)
+        nlls = [c["metrics"][reading]["nll"] for c in found["clients"]]
+        assert table["nll"]["worst"] == max(nlls)
     assert json.loads((run / "evaluation.json").read_text()) == found
-    assert "6 test clients" in good("evaluate", run)
+    printed = good("evaluate", run)
+    assert "6 test clients" in printed and "worst decile" in printed
+    assert f"{found['metrics']['held_out']['accuracy']['worst_decile']:.1f}" in printed
 
 
 def test_a_stranger_personalizes_and_predicts(run: Path, images: Path, tmp_path: Path) -> None:
@@ -136,11 +150,15 @@ def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) ->
     )
     out = tmp_path / "out"
     table = good("compare", study, "--out", out)
-    assert "one" in table and "±" in table
+    assert "one" in table and "±" in table and "decile" in table
     summary = json.loads((out / "summary.json").read_text())
     for row in (summary[name] for name in ("one", "two/method.subspace.k=50")):
         assert row["mean"] == pytest.approx(sum(row["seeds"]) / 2)
         assert len(row["seeds"]) == 2 and row["std"] >= 0
+        assert row["worst_decile"]["mean"] <= row["mean"] and row["nll"]["mean"] > 0
+        assert f"{row['worst_decile']['mean']:.1f}" in table
+    results = json.loads((out / "results.json").read_text())
+    assert {"accuracy", "worst_decile", "held_out", "held_out_nll", "validation"} <= set(results[0])
     before = (out / "one" / "seed-0" / "metrics.jsonl").read_text()
     assert last(good("compare", study, "--out", out, "--json")) == summary
     assert (out / "one" / "seed-0" / "metrics.jsonl").read_text() == before
@@ -331,6 +349,7 @@ def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:
     (tmp_path / "mynets.py").write_text(
         "import flowdup\nfrom torch import nn\n"
         "flowdup.register_model('tiny', lambda shape, outputs: nn.Linear(shape[0], outputs))\n"
+        "flowdup.register_metric('width', lambda logits, y: logits.shape[1])\n"
     )
     (tmp_path / "mine.toml").write_text(
         'model = "tiny"\n'
@@ -342,7 +361,7 @@ def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert "--import" in refused("train", "mine.toml", "--out", out, cwd=tmp_path)
     good("--import", "mynets", "train", "mine.toml", "--out", out, cwd=tmp_path)
-    good("--import", "mynets", "evaluate", out, cwd=tmp_path)
+    assert "width" in good("--import", "mynets", "evaluate", out, cwd=tmp_path)
     told = last(
         good("--import", "mynets", "embed", out, "--group", "train", "--json", cwd=tmp_path)
     )
@@ -356,6 +375,7 @@ def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:
         good("--import", "mynets", "compare", study, "--out", "two", "--json", cwd=tmp_path)
     )
     assert set(summary) == {"one/server.cohort=2", "one/server.cohort=3"}
+    assert summary["one/server.cohort=2"]["width"]["mean"] == 3.0  # classes
     assert "no validation clients" in refused(
         "--import", "mynets", "embed", out, "--set=data.validation_clients=0", cwd=tmp_path
     )

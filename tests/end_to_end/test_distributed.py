@@ -70,3 +70,14 @@ def test_two_processes_go_on_where_one_stopped_and_evaluate(tmp_path: Path) -> N
     found = json.loads(flowdup(2, "evaluate", out, "--json"))
     assert len(found["clients"]) == 5
     assert json.loads((out / "evaluation.json").read_text()) == found
+    alone = json.loads(flowdup(1, "evaluate", out, "--json"))
+    for a, b in zip(alone["clients"], found["clients"], strict=True):
+        for reading, own in a["metrics"].items():  # the same logits, wherever they were made
+            assert b["metrics"][reading] == pytest.approx(own, rel=1e-5)
+
+
+def test_a_process_without_a_test_client_takes_part_in_an_evaluation(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    flowdup(1, "train", "digits", *SETTINGS, "--set=data.test_clients=1", "--out", out)
+    two, one = (json.loads(flowdup(n, "evaluate", out, "--json")) for n in (2, 1))
+    assert two["metrics"] == one["metrics"]

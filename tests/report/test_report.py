@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from flowdup.errors import CheckpointError, FlowdupError
-from flowdup.report import embedding_figure, write_report
+from flowdup.report import embedding_figure
 from flowdup.report.chart import histogram, line_chart, nice_step, rounded_axis
+from flowdup.run import write_report
 
 VOID = {"meta", "img"}
 HOSTILE = '<script src="http://evil.example/x.js">alert("&")</script>'
@@ -57,6 +58,7 @@ def rounds(count: int, every: int) -> list[dict[str, Any]]:
         rows.append({"round": r, "loss": 2 / r, "seconds": 1.5 * r})
         if r % every == 0:
             rows[-1]["validation_accuracy"] = 50 + 40 * (1 - 1 / r)
+            rows[-1]["validation_worst_decile"] = 30.0 + r
     return rows
 
 
@@ -67,13 +69,24 @@ def write_metrics(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> N
 
 def client(i: int, **more: Any) -> dict[str, Any]:
     traits = {"rotation": 90 * (i % 4), "id": i}
-    score = {"transductive": 60.0 + i, "held_out": 50.0 + i}
-    return {"name": f"c{i}", "traits": traits, "points": 20, **score, **more}
+    own = {"transductive": {"accuracy": 60.0 + i}, "held_out": {"accuracy": 50.0 + i}}
+    return {"name": f"c{i}", "traits": traits, "points": 20, "metrics": own, **more}
+
+
+def summary(mean: float, std: float, worst_decile: float, worst: float) -> dict[str, float]:
+    return {"mean": mean, "std": std, "worst_decile": worst_decile, "worst": worst}
 
 
 def write_evaluation(folder: Path, clients: list[dict[str, Any]], **more: Any) -> None:
-    accuracy = {"transductive": 71.5, "held_out": 61.5}
-    content = {"accuracy": accuracy, "clients": clients, "method": "flowdup", "round": 20, **more}
+    metrics = {
+        "transductive": {
+            "accuracy": summary(71.5, 6.9, 61.0, 60.0),
+            "nll": summary(0.1234, 0.5, 1.75, 2.0),
+            "of_my_own": summary(7.0, 1.0, 3.0, 2.0),
+        },
+        "held_out": {"accuracy": summary(61.5, 6.9, 51.0, 50.0), "nll": dict.fromkeys("ab")},
+    }
+    content = {"metrics": metrics, "clients": clients, "method": "flowdup", "round": 20, **more}
     (folder / "evaluation.json").write_text(json.dumps(content))
 
 
@@ -106,8 +119,23 @@ def test_the_headline_tells_method_data_rounds_and_accuracies(run: Path) -> None
     text = Page(write_report(run)).text
     assert "flowdup on digits" in text
     assert "70.0 %\nbest 88.0 % at round 20" in text
-    assert "71.5 %\n24 clients, round 20" in text
-    assert "61.5 %\n24 clients, round 20" in text
+    assert "71.5 %\nworst decile 61.0 %; 24 clients, round 20" in text
+    assert "61.5 %\nworst decile 51.0 %; 24 clients, round 20" in text
+    assert "Worst decile of clients: 50.0 % at round 20." in text
+
+
+def test_metrics_of_test_clients_are_told_with_mean_and_worst_decile(run: Path) -> None:
+    text = re.sub(r"\n+", " ", Page(write_report(run)).text)
+    assert "mean deviation worst decile worst accuracy (%) 71.5 6.9 61.0 60.0" in text
+    assert "negative log-likelihood (nats, lower is better) 0.123 0.500 1.750 2.000" in text
+    assert "of my own 7.000 1.000 3.000 2.000" in text  # registered elsewhere, perhaps
+    assert text.count("negative log-likelihood") == 1  # the other reading knows nothing of it
+
+
+def test_an_evaluation_of_an_older_kind_is_left_out_of_the_page(run: Path) -> None:
+    older = {"accuracy": {"transductive": 71.5}, "clients": [{"name": "a", "transductive": 50.0}]}
+    (run / "evaluation.json").write_text(json.dumps(older))
+    assert "Test" not in Page(write_report(run)).text
 
 
 def test_curves_have_a_vertex_per_round_and_per_evaluation(run: Path) -> None:
@@ -132,14 +160,19 @@ def test_every_client_stands_in_a_bar_and_the_ends_are_named(run: Path) -> None:
 
 def test_accuracy_is_told_by_traits_of_few_values_only(run: Path) -> None:
     page = Page(write_report(run))
-    assert page.count("table") == 1
+    assert page.count("table") == 2 + 1  # metrics in both readings
     assert "by rotation" in page.text and "by id" not in page.text
     assert re.search(r"270\s*6\s*73\.0", page.text)
 
 
 def test_clients_without_labels_are_left_out_of_histograms_and_means(run: Path) -> None:
     write_evaluation(
-        run, [client(0), client(1, transductive=None, held_out=None), client(4, held_out=None)]
+        run,
+        [
+            client(0),
+            client(1, metrics={"transductive": {}, "held_out": {}}),
+            client(4, metrics={"transductive": {"accuracy": 3.0}, "held_out": {}}),
+        ],
     )
     counts = [int(n) for n in re.findall(r"\d+ to \d+ %: (\d+)", Page(write_report(run)).text)]
     assert sum(counts) == 2 + 1
@@ -268,6 +301,20 @@ def test_three_clients_are_enough_and_all_distinct_groups_have_no_silhouette(
 def test_many_numbers_are_a_scale_and_no_groups(tmp_path: Path) -> None:
     x, _ = separated(2, 10)
     assert embedding_figure(x, [i / 7 for i in range(20)], "light", tmp_path / "figure") == {}
+
+
+def test_a_long_label_is_drawn_whole(tmp_path: Path) -> None:
+    """Its letters are paths in the SVG: each line of the label is a comment that names it."""
+    x, which = separated(2, 10)
+    label = "rotation, data.classes_per_client=0"
+    embedding_figure(x, which, label, tmp_path / "groups")
+    assert f"<!-- {label} -->" in (tmp_path / "groups.svg").read_text()
+    embedding_figure(x, [i / 7 for i in range(20)], label, tmp_path / "scale")
+    assert f"<!-- {label} -->" in (tmp_path / "scale.svg").read_text()
+    longer = ", ".join([label, "data.train_clients=100000", "data.labeled_fraction=0.25"])
+    embedding_figure(x, which, longer + ", data.points=40", tmp_path / "longer")
+    lines = re.findall(r"<!-- (.*?) -->", (tmp_path / "longer.svg").read_text(), re.DOTALL)
+    assert f"{longer}, data.points=40" in " ".join(lines).replace("\n", " ")
 
 
 def test_clients_without_a_trait_have_one_colour_and_no_legend(tmp_path: Path) -> None:

@@ -8,16 +8,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.client import ClientConfig
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Engine, Question, Roster
+from flowdup.devices import parse_device
+from flowdup.engines.base import Engine, Roster, SupportQuery
 from flowdup.engines.batched import BatchedEngine
-from flowdup.engines.distributed import DistributedEngine, is_distributed, local_rank
+from flowdup.engines.distributed import DistributedEngine, is_distributed
 from flowdup.engines.sequential import SequentialEngine
 from flowdup.errors import ConfigError
 from flowdup.methods import Method
 from flowdup.random import Stream
 from flowdup.settings import check_range
 
-__all__ = ["ENGINES", "Engine", "EngineConfig", "Question", "Roster", "build_engine"]
+__all__ = ["ENGINES", "Engine", "EngineConfig", "Roster", "SupportQuery", "build_engine"]
 
 _HEAVY = 100e6  # operations
 
@@ -43,14 +44,7 @@ class EngineConfig:
             raise ConfigError(f"engine.precision is float32, tf32 or bf16, not '{self.precision}'")
 
     def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device(f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu")
-        known = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        if self.device not in known:
-            raise ConfigError(f"unknown device '{self.device}': use auto, {', '.join(known)}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("no CUDA device is available: use the device cpu")
-        return torch.device(self.device)
+        return parse_device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == "float64" else torch.float32

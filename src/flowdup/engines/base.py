@@ -28,10 +28,10 @@ class Roster(NamedTuple):
         return cls(np.flatnonzero(labeled), np.flatnonzero(~labeled))
 
 
-class Question(NamedTuple):
-    """Generate a model on x; then predict on query."""
+class SupportQuery(NamedTuple):
+    """Personalize a model on the unlabeled support set; then apply it to the query set."""
 
-    x: Tensor  # [n, *shape]
+    support: Tensor  # [n, *shape]
     query: Tensor  # [m, *shape]
 
 
@@ -44,6 +44,6 @@ class Engine(Protocol):
         """Every member's reply to a task, or sums of several members' replies."""
         ...
 
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        """Every client's own predictions, [m] classes each."""
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        """Logits of every client's own model, [m, classes] each, on the CPU in psi's dtype."""
         ...

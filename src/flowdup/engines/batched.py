@@ -18,7 +18,7 @@ from flowdup.accelerate.packed import PackedVectors
 from flowdup.batches import Plan, PointPool, batch_plans, input_bytes, most_points
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Question, Roster
+from flowdup.engines.base import Roster, SupportQuery
 from flowdup.engines.slots import Slots, advance, schedule, slots_needed
 from flowdup.errors import TrainingError
 from flowdup.messages import Reply, Task
@@ -151,21 +151,21 @@ class BatchedEngine:
 
     @torch.no_grad()
     @replaced_layers(for_clients)
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        def answer(x: Tensor, present: Tensor, query: Tensor) -> Tensor:
-            weights = self.method.personalize(params, x, present)
-            return self.method.f(weights, query).argmax(1)
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        def own(support: Tensor, present: Tensor, query: Tensor) -> Tensor:
+            weights = self.method.personalize(params, support, present)
+            return self.method.f(weights, query)
 
-        answers: dict[int, Tensor] = {}
-        sizes = [q.x.shape[0] + q.query.shape[0] for q in questions]
+        logits: dict[int, Tensor] = {}
+        sizes = [p.support.shape[0] + p.query.shape[0] for p in pairs]
         for members in _by_size(sizes, self.clients_at_once):
-            group = [questions[i] for i in members]
-            present = _pad([torch.ones(q.x.shape[0], dtype=self.dtype) for q in group])
-            inputs = (_pad([q.x for q in group]), present, _pad([q.query for q in group]))
-            found = vmap(answer)(*(t.to(self.device) for t in inputs)).cpu()
-            for i, row in zip(members, found, strict=True):
-                answers[i] = row[: questions[i].query.shape[0]]
-        return [answers[i] for i in range(len(questions))]
+            group = [pairs[i] for i in members]
+            present = _pad([torch.ones(p.support.shape[0], dtype=self.dtype) for p in group])
+            inputs = (_pad([p.support for p in group]), present, _pad([p.query for p in group]))
+            found = vmap(own)(*(t.to(self.device) for t in inputs)).cpu()
+            for i, padded in zip(members, found, strict=True):
+                logits[i] = padded[: pairs[i].query.shape[0]]
+        return [logits[i] for i in range(len(pairs))]
 
 
 def _by_size(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

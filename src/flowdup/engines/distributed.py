@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flowdup.aggregation import total
-from flowdup.engines.base import Engine, Question
+from flowdup.engines.base import Engine, SupportQuery
 from flowdup.messages import Reply, Task
 from flowdup.methods import Params
 from flowdup.params import pack, unpack
@@ -27,10 +27,6 @@ def is_distributed() -> bool:
 def is_main_process() -> bool:
     """Whether this process is the one that writes."""
     return not is_distributed() or int(os.environ["RANK"]) == 0
-
-
-def local_rank() -> int:
-    return int(os.environ["LOCAL_RANK"]) if is_distributed() else 0
 
 
 def wait_for_all() -> None:
@@ -64,13 +60,16 @@ class DistributedEngine:
         loss = sums.pop("loss of all")
         yield replace(reply, delta=sums, loss=loss, clients=len(task.cohort))
 
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
-        sizes = [q.query.shape[0] for q in questions]
-        mine = range(self.rank, len(questions), self.size)
-        answers = torch.zeros(sum(sizes), dtype=torch.int64, device=self.device)
-        places = torch.split(answers, sizes)
-        found = self.engine.predict(params, [questions[i] for i in mine])
-        for i, answer in zip(mine, found, strict=True):
-            places[i].copy_(answer)
-        dist.all_reduce(answers)
-        return [place.cpu() for place in places]
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        if not pairs:
+            return []
+        mine = range(self.rank, len(pairs), self.size)
+        # a process without a share works on one pair too: it must know how many classes there are
+        found = self.engine.logits(params, [pairs[i] for i in mine or [0]])
+        sizes = [p.query.shape[0] for p in pairs]
+        together = torch.zeros(sum(sizes), found[0].shape[1], dtype=self.dtype, device=self.device)
+        places = torch.split(together, sizes)
+        for i, own in zip(mine, found, strict=False):
+            places[i].copy_(own)
+        dist.all_reduce(together)
+        return list(torch.split(together.cpu(), sizes))

@@ -20,7 +20,7 @@ from flowdup.accelerate.tracing import TracedFunction
 from flowdup.batches import batch_plan, local_batches, most_points
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
-from flowdup.engines.base import Question, Roster
+from flowdup.engines.base import Roster, SupportQuery
 from flowdup.messages import Reply, Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
@@ -84,15 +84,15 @@ class SequentialEngine:
                 self.traced = TracedFunction(self.update.step, task.start, local, batch, place)
         return self.update, self.traced
 
-    def predict(self, params: Params, questions: Sequence[Question]) -> list[Tensor]:
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
         @torch.no_grad()
-        def answer(question: Question) -> Tensor:
-            x, query = question.x.to(self.device), question.query.to(self.device)
-            present = torch.ones(x.shape[0], device=self.device, dtype=self.dtype)
-            weights = self.method.personalize(params, x, present)
-            return self.method.f(weights, query).argmax(1).cpu()
+        def own(pair: SupportQuery) -> Tensor:
+            support, query = pair.support.to(self.device), pair.query.to(self.device)
+            present = torch.ones(support.shape[0], device=self.device, dtype=self.dtype)
+            weights = self.method.personalize(params, support, present)
+            return self.method.f(weights, query).cpu()
 
-        return list(self._map(answer, questions))
+        return list(self._map(own, pairs))
 
     def _map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in order; few more than there are workers are in memory at a time."""

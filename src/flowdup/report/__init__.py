@@ -1,6 +1,9 @@
-"""What a run looks like to a person: figure 1 of the paper, and a page for a run folder."""
+"""What a run looks like to a person: figure 1 of the paper, and a page.
+
+It reads no run folder: what a page tells is passed in as `RunContents`.
+"""
 
 from flowdup.report.embedding import embedding_figure
-from flowdup.report.html import write_report
+from flowdup.report.html import RunContents, page
 
-__all__ = ["embedding_figure", "write_report"]
+__all__ = ["RunContents", "embedding_figure", "page"]

@@ -1,6 +1,7 @@
 """Figure 1 of the paper: what the hypernetwork sees of each client, in two dimensions."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,7 @@ def _draw(
             _legend(figure, axes[0], groups, label)
         else:
             bar = figure.colorbar(axes[1].collections[0], ax=axes, aspect=32, pad=0.02)
-            bar.set_label(_short(label))
+            bar.set_label(_wrapped(label, 56))
             bar.outline.set_visible(False)
         return {kind: _render(figure, kind) for kind in ("png", "svg")}
 
@@ -156,9 +157,8 @@ def _legend(figure: "Figure", ax: "Axes", groups: Sequence[Color], label: str) -
     handles, names = ax.get_legend_handles_labels()
     if not names:  # clients have no trait: one colour, and nothing to say about it
         return
-    title = _short(label)
-    if len(groups) > MOST_LEGEND:
-        title += f" ({MOST_LEGEND} of {len(groups)})"
+    shown = f" ({MOST_LEGEND} of {len(groups)})" if len(groups) > MOST_LEGEND else ""
+    title = _wrapped(label, 96) + shown
     legend = figure.legend(
         handles[:MOST_LEGEND],
         names[:MOST_LEGEND],
@@ -176,6 +176,11 @@ def _legend(figure: "Figure", ax: "Axes", groups: Sequence[Color], label: str) -
 def _short(text: Color) -> str:
     shown = text if isinstance(text, str) else f"{text:g}"
     return shown if len(shown) <= 32 else shown[:31] + "…"
+
+
+def _wrapped(text: str, width: int) -> str:
+    """The whole text in lines that fit the figure; only one of several hundred letters is cut."""
+    return textwrap.fill(text, width, break_on_hyphens=False, max_lines=6, placeholder=" …")
 
 
 def _render(figure: "Figure", kind: str) -> bytes:

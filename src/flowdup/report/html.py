@@ -1,25 +1,24 @@
 """A run as one page that opens anywhere: no script, no font, no network."""
 
 import base64
-import json
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeGuard
 
-from flowdup.errors import CheckpointError
-from flowdup.files import write_atomic
+from flowdup.evaluation import METRICS, READINGS, Metric
 from flowdup.report.chart import CHART_STYLE, histogram, line_chart
 
 MOST_VALUES = 12  # a trait with more distinct values makes no table
-KINDS = {  # of accuracy: a name, and what it means
-    "transductive": ("transductive", "Models made from all of a client's points, scored on them."),
-    "held_out": ("held out", "Models made from half of a client's points, scored on the rest."),
+NAMES = {"transductive": "transductive", "held_out": "held out"}
+MEANINGS = {
+    "transductive": "Models made from all of a client's points, scored on them.",
+    "held_out": "Models made from half of a client's points, scored on the rest.",
 }
+SPOKEN = {"nll": "negative log-likelihood", "macro_f1": "macro-F1"}
+COLUMNS = {"mean": "mean", "std": "deviation", "worst_decile": "worst decile", "worst": "worst"}
 
 # Nothing may run or load, whatever a file of the run says.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -62,8 +61,8 @@ pre { overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; margin: 12px 0 0
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a run folder holds; anything but the folder may be missing."""
+class RunContents:
+    """What a run folder holds; anything but its name may be empty."""
 
     name: str
     config: str
@@ -75,84 +74,21 @@ class Run:
     def curve(self, key: str) -> list[tuple[int, float]]:
         return [(row["round"], row[key]) for row in self.metrics if _finite(row.get(key))]
 
+    def summary(self, reading: str, metric: str) -> dict[str, float]:
+        """What is known of a metric over test clients: mean, std, worst_decile, worst."""
+        found = (self.evaluation.get("metrics") or {}).get(reading) or {}
+        return {n: v for n, v in (found.get(metric) or {}).items() if _finite(v)}
+
     def setting(self, table: str, key: str) -> str:
         inner = self.settings.get(table, {})
         return str(inner.get(key, "") if isinstance(inner, dict) else inner)
-
-
-def write_report(folder: Path) -> Path:
-    """Write report.html into a run folder, finished or not, and return its path.
-
-    CheckpointError if the folder or a file in it cannot be read as what it should be.
-    """
-    run = read_run(folder)
-    out = folder / "report.html"
-    write_atomic(out, page(run).encode())
-    return out
-
-
-def read_run(folder: Path) -> Run:
-    """Read whatever is there; a last line of metrics.jsonl that was never finished is left out."""
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no run folder {folder}: give the folder that a training wrote"
-        )
-    config = _read(folder / "config.toml").decode(errors="replace")
-    try:
-        settings = tomllib.loads(config)
-    except tomllib.TOMLDecodeError as error:
-        raise CheckpointError(
-            f"{folder / 'config.toml'} is not TOML ({error}): restore or remove it"
-        ) from error
-    return Run(
-        folder.resolve().name,
-        config,
-        settings,
-        _read_metrics(folder / "metrics.jsonl"),
-        _read_evaluation(folder / "evaluation.json"),
-        _read(folder / "embedding.svg"),
-    )
-
-
-def _read(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
-
-
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    lines = [line for line in _read(path).split(b"\n") if line.strip()]
-    rows: dict[int, dict[str, Any]] = {}
-    for i, line in enumerate(lines):
-        row = _json(line)
-        if isinstance(row, dict) and isinstance(row.get("round"), int):
-            rows[row["round"]] = row  # a resumed run may repeat a round: the later one counts
-        elif i < len(lines) - 1:
-            raise CheckpointError(
-                f"line {i + 1} of {path} is not a round's metrics: remove this line"
-            )
-    return [rows[r] for r in sorted(rows)]
-
-
-def _read_evaluation(path: Path) -> dict[str, Any]:
-    data = _read(path)
-    evaluation = _json(data) if data else {}
-    if not isinstance(evaluation, dict):
-        raise CheckpointError(f"{path} is not an evaluation: evaluate the run again")
-    return evaluation
-
-
-def _json(data: bytes) -> Any:
-    """The value, or None if it is not JSON."""
-    try:
-        return json.loads(data)
-    except ValueError:
-        return None
 
 
 def _finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def page(run: Run) -> str:
+def page(run: RunContents) -> str:
     """The whole page; all that comes from the run's files is escaped."""
     body = [_headline(run), _curves(run), *_tests(run), _embedding(run), _config(run)]
     return (
@@ -166,7 +102,7 @@ def page(run: Run) -> str:
     )
 
 
-def _headline(run: Run) -> str:
+def _headline(run: RunContents) -> str:
     method = str(run.evaluation.get("method") or run.setting("method", "name"))
     told = " on ".join(name for name in (method, run.setting("data", "source")) if name)
     facts = []
@@ -178,11 +114,14 @@ def _headline(run: Run) -> str:
         first, best = max(curve, key=lambda point: point[1])
         note = f"best {_percent(best)} at round {first:,}"
         facts.append(("Validation accuracy", _percent(curve[-1][1]), note))
-    accuracy, at = run.evaluation.get("accuracy") or {}, run.evaluation.get("round")
-    note = f"{len(_clients(run))} clients" + (f", round {at:,}" if _finite(at) else "")
-    for kind, (name, _) in KINDS.items():
-        if _finite(value := accuracy.get(kind)):
-            facts.append((f"Test accuracy, {name}", _percent(value), note))
+    at = run.evaluation.get("round")
+    tested = f"{len(_clients(run))} clients" + (f", round {at:,}" if _finite(at) else "")
+    for reading in READINGS:
+        found = run.summary(reading, "accuracy")
+        if "mean" in found:
+            worst = found.get("worst_decile")
+            note = f"worst decile {_percent(worst)}; {tested}" if worst is not None else tested
+            facts.append((f"Test accuracy, {NAMES[reading]}", _percent(found["mean"]), note))
     items = [
         f'<div><dt>{term}</dt><dd class="figure">{value}</dd><dd class="soft">{note}</dd></div>'
         for term, value, note in facts
@@ -193,7 +132,7 @@ def _headline(run: Run) -> str:
     return f'{head}<dl class="facts">{"".join(items)}</dl>'
 
 
-def _curves(run: Run) -> str:
+def _curves(run: RunContents) -> str:
     if not run.metrics:
         return ""
     span = (run.metrics[0]["round"], run.metrics[-1]["round"])
@@ -207,34 +146,72 @@ def _curves(run: Run) -> str:
         cards.append(_card("Training loss", chart, note))
     if accuracy := run.curve("validation_accuracy"):
         chart = line_chart(accuracy, span, "Validation accuracy", percent=True)
-        cards.append(_card("Validation accuracy (%)", chart))
+        last = run.curve("validation_worst_decile")[-1:]
+        note = "".join(f"Worst decile of clients: {_percent(v)} at round {r:,}." for r, v in last)
+        cards.append(_card("Validation accuracy (%)", chart, note))
     return _cards(cards)
 
 
-def _tests(run: Run) -> Iterable[str]:
-    """Histograms of the test clients' accuracy, then a table for each trait that sorts them."""
+def _tests(run: RunContents) -> Iterable[str]:
+    """The test clients' metrics, histograms of their accuracy, and a table for each trait that
+    sorts them.
+    """
+    yield _cards([table for reading in READINGS if (table := _metrics(run, reading))])
     clients = _clients(run)
-    yield _cards([_spread(clients, kind) for kind in KINDS if _accuracies(clients, kind)])
+    yield _cards([_spread(clients, r) for r in READINGS if _accuracies(clients, r)])
     traits = {name for client in clients for name in client.get("traits") or {}}
     yield _cards([table for name in sorted(traits) if (table := _by_trait(clients, name))])
 
 
-def _clients(run: Run) -> list[dict[str, Any]]:
+def _metrics(run: RunContents, reading: str) -> str:
+    """Every metric over test clients: the mean, and how those fare who fare worst."""
+    rows = []
+    for name in (run.evaluation.get("metrics") or {}).get(reading) or {}:
+        metric, found = METRICS.get(name), run.summary(reading, name)
+        if found:
+            cells = [f"{found[key]:.{_digits(metric)}f}" if key in found else "" for key in COLUMNS]
+            rows.append((_label(name, metric), cells))
+    if not rows:
+        return ""
+    note = (
+        f"Over clients, each counted once; the worst are those by each metric. {MEANINGS[reading]}"
+    )
+    title = f"Metrics of test clients, {NAMES[reading]}"
+    return _card(title, _table(["", *COLUMNS.values()], rows), note)
+
+
+def _label(name: str, metric: Metric | None) -> str:
+    """A metric's name for people, with its unit and its direction where they are known."""
+    unit = metric.unit if metric else ""
+    lower = "lower is better" if metric and not metric.higher_is_better else ""
+    told = ", ".join(filter(None, (unit, lower)))
+    return SPOKEN.get(name, name.replace("_", " ")) + (f" ({told})" if told else "")
+
+
+def _digits(metric: Metric | None) -> int:
+    return 1 if metric is not None and metric.unit == "%" else 3
+
+
+def _clients(run: RunContents) -> list[dict[str, Any]]:
     return [c for c in run.evaluation.get("clients") or [] if isinstance(c, dict)]
 
 
-def _accuracies(clients: Sequence[dict[str, Any]], kind: str) -> list[float]:
-    return [client[kind] for client in clients if _finite(client.get(kind))]
+def _accuracy(client: dict[str, Any], reading: str) -> float | None:
+    value = ((client.get("metrics") or {}).get(reading) or {}).get("accuracy")
+    return value if _finite(value) else None
 
 
-def _spread(clients: Sequence[dict[str, Any]], kind: str) -> str:
-    ranked = sorted((c for c in clients if _finite(c.get(kind))), key=lambda c: float(c[kind]))
-    values = _accuracies(ranked, kind)
-    ends = (ranked[0], ranked[-1])
-    worst, best = (f"{_percent(c[kind])} ({escape(str(c['name']))})" for c in ends)
-    name, meaning = KINDS[kind]
-    note = f"Worst {worst}, median {_percent(median(values))}, best {best}. {meaning}"
-    title = f"Test clients by accuracy, {name}"
+def _accuracies(clients: Sequence[dict[str, Any]], reading: str) -> list[float]:
+    return [v for client in clients if (v := _accuracy(client, reading)) is not None]
+
+
+def _spread(clients: Sequence[dict[str, Any]], reading: str) -> str:
+    known = [(v, c) for c in clients if (v := _accuracy(c, reading)) is not None]
+    ranked = sorted(known, key=lambda pair: pair[0])
+    values = [value for value, _ in ranked]
+    worst, best = (f"{_percent(v)} ({escape(str(c['name']))})" for v, c in (ranked[0], ranked[-1]))
+    note = f"Worst {worst}, median {_percent(median(values))}, best {best}. {MEANINGS[reading]}"
+    title = f"Test clients by accuracy, {NAMES[reading]}"
     return _card(title, histogram(values, title), note)
 
 
@@ -246,20 +223,27 @@ def _by_trait(clients: Sequence[dict[str, Any]], trait: str) -> str:
             groups.setdefault(value, []).append(client)
     if not 1 < len(groups) <= MOST_VALUES:
         return ""
-    kinds = [kind for kind in KINDS if _accuracies(clients, kind)]
-    titles = [escape(trait), "clients", *(KINDS[kind][0] for kind in kinds)]
-    heads = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    readings = [reading for reading in READINGS if _accuracies(clients, reading)]
     rows = []
     for value in sorted(groups, key=lambda v: (isinstance(v, str), v)):
-        means = [_accuracies(groups[value], kind) for kind in kinds]
-        cells = [str(len(groups[value])), *(_percent(fmean(m)) if m else "" for m in means)]
+        found = [_accuracies(groups[value], reading) for reading in readings]
+        cells = [str(len(groups[value])), *(_percent(fmean(f)) if f else "" for f in found)]
+        rows.append((str(value), cells))
+    titles = [trait, "clients", *(NAMES[reading] for reading in readings)]
+    return _card(f"Mean accuracy of clients by {escape(trait)}", _table(titles, rows))
+
+
+def _table(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Titles and the names of rows are escaped here; cells are HTML."""
+    heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    lines = []
+    for name, cells in rows:
         row = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{escape(str(value))}</th>{row}</tr>')
-    body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return _card(f"Mean accuracy of clients by {escape(trait)}", f"<table>{body}</table>")
+        lines.append(f'<tr><th scope="row">{escape(name)}</th>{row}</tr>')
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _embedding(run: Run) -> str:
+def _embedding(run: RunContents) -> str:
     if not run.embedding:
         return ""
     # An image, not part of the page: nothing inside it can run, load or clash.
@@ -269,7 +253,7 @@ def _embedding(run: Run) -> str:
     return _card("Client embeddings r(X)", image, note)
 
 
-def _config(run: Run) -> str:
+def _config(run: RunContents) -> str:
     if not run.config:
         return ""
     text = f"<summary>Configuration</summary><pre>{escape(run.config)}</pre>"

@@ -1,4 +1,4 @@
-"""Several methods on the same clients, several seeds each: one table of accuracies.
+"""Several methods on the same clients, several seeds each: one table of metrics.
 
 A comparison is a configuration with a table `compare` on top:
 
@@ -14,7 +14,6 @@ kept and broken ones continued when the comparison is started again.
 """
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,21 +26,33 @@ from typing import Any
 import torch
 
 from flowdup.config import Config, load_table, merge, nest, override, read_config
-from flowdup.errors import ConfigError
-from flowdup.files import write_atomic
+from flowdup.errors import CheckpointError, ConfigError
+from flowdup.evaluation import METRICS
 from flowdup.registry import import_modules
-from flowdup.run import evaluate_run, train_run
+from flowdup.run.folder import ComparisonFolder, RunFolder
+from flowdup.run.results import evaluate_run
+from flowdup.run.training import train_run
 from flowdup.settings import Table, as_table
 
-READINGS = ("accuracy", "held_out", "validation")
+# of accuracy, by reading and on validation clients: the mean over clients, and over the worst tenth
+ACCURACIES = (
+    "accuracy",
+    "worst_decile",
+    "held_out",
+    "held_out_worst_decile",
+    "validation",
+    "validation_worst_decile",
+)
 COSTS = ("points", "parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
+ABOUT = ("variant", "method", "data", "p", "k", "model", "seed", "rounds", "seconds", "padding")
+WHERE = ("device", "versions", "commit")
 
 
 @dataclass(frozen=True)
 class Job:
     variant: str
     config: Config
-    folder: Path
+    run: RunFolder
 
 
 def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
@@ -54,12 +65,13 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         )
     for text in overrides or []:
         table = override(table, text)
+    _check_metric_names()
     changes = {n: t for name, change in variants.items() for n, t in _expand(name, change)}
     return [
         Job(
             variant,
             read_config(merge(table, change) | {"seed": seed}),
-            out / variant / f"seed-{seed}",
+            ComparisonFolder(out).run(variant, seed),
         )
         for seed in seeds
         for variant, change in changes.items()
@@ -119,59 +131,91 @@ def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -
 
 
 def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
-    """What every finished run gave, where and with what; also written to OUT/results.json."""
-    rows = []
-    for job in jobs:
-        if not (job.folder / "evaluation.json").exists():
-            continue
-        evaluation = json.loads((job.folder / "evaluation.json").read_text())
-        last = json.loads((job.folder / "metrics.jsonl").read_text().splitlines()[-1])
-        config = job.config
-        rows.append(
-            {
-                "variant": job.variant,
-                "method": config.method.name,
-                "data": config.data.source,
-                "p": config.data.labeled_fraction,
-                "k": evaluation["k"],
-                "model": config.model,
-                "seed": config.seed,
-                "rounds": evaluation["round"],
-                "accuracy": evaluation["accuracy"]["transductive"],
-                "held_out": evaluation["accuracy"]["held_out"],
-                "validation": last.get("validation_accuracy"),
-                "seconds": last["seconds"],
-                "padding": last["padding"],
-                **{key: evaluation["cost"][key] for key in COSTS},
-                **{key: evaluation[key] for key in ("device", "versions", "commit")},
-            }
-        )
-    write_atomic(out / "results.json", json.dumps(rows, indent=2).encode())
+    """What every finished run gave, where and with what; also written to OUT/results.json.
+
+    `accuracy` and `worst_decile` are the transductive reading on test clients, `held_out` and
+    `held_out_worst_decile` the other, both in percent; other metrics are means over clients, under
+    their names and with `held_out_` before them.
+    """
+    rows = [row for job in jobs if (row := _row(job))]
+    ComparisonFolder(out).write_results(rows)
     return rows
 
 
-def summarize(rows: list[dict[str, Any]], out: Path) -> dict[str, dict[str, Any]]:
-    """Mean, deviation and values over seeds, in percent; also written to OUT/summary.json.
+def _row(job: Job) -> dict[str, Any]:
+    evaluation = job.run.read_evaluation()
+    if not evaluation:
+        return {}
+    if "metrics" not in evaluation:
+        raise CheckpointError(
+            f"{job.run.evaluation} is of an older flowdup: run `flowdup evaluate {job.run.path}`"
+        )
+    transductive, held_out = (evaluation["metrics"][r] for r in ("transductive", "held_out"))
+    last, config = job.run.read_metrics()[-1], job.config
+    return {
+        "variant": job.variant,
+        "method": config.method.name,
+        "data": config.data.source,
+        "p": config.data.labeled_fraction,
+        "k": evaluation["k"],
+        "model": config.model,
+        "seed": config.seed,
+        "rounds": evaluation["round"],
+        "accuracy": transductive["accuracy"]["mean"],
+        "worst_decile": transductive["accuracy"]["worst_decile"],
+        "held_out": held_out["accuracy"]["mean"],
+        "held_out_worst_decile": held_out["accuracy"]["worst_decile"],
+        "validation": last.get("validation_accuracy"),
+        "validation_worst_decile": last.get("validation_worst_decile"),
+        **_means(transductive, ""),
+        **_means(held_out, "held_out_"),
+        "seconds": last["seconds"],
+        "padding": last["padding"],
+        **{key: evaluation["cost"][key] for key in COSTS},
+        **{key: evaluation[key] for key in WHERE},
+    }
 
-    The top level is the transductive reading of accuracy on test clients; `held_out` is the other,
-    and `validation`, for tuning, the accuracy on validation clients after the last round; `cost` is
-    per client, and per round where it is of training.
+
+def _means(table: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Of all metrics but accuracy."""
+    return {f"{prefix}{n}": summary["mean"] for n, summary in table.items() if n != "accuracy"}
+
+
+def summarize(rows: list[dict[str, Any]], out: Path) -> dict[str, dict[str, Any]]:
+    """Mean, deviation and values over seeds; also written to OUT/summary.json.
+
+    The top level is accuracy on test clients in the transductive reading, in percent; the other
+    columns of `collect` that measure stand under their names.  `validation`, for tuning, is the
+    accuracy on validation clients after the last round; `cost` is per client, and per round where
+    it is of training.
     """
     summary: dict[str, dict[str, Any]] = {}
     for variant in dict.fromkeys(row["variant"] for row in rows):
         mine = [row for row in rows if row["variant"] == variant]
-        spreads = {key: _spread([row[key] for row in mine]) for key in READINGS}
+        measured = [k for k in mine[0] if k in ACCURACIES or k.removeprefix("held_out_") in METRICS]
+        spreads = {key: _spread([row.get(key) for row in mine]) for key in measured}
         costs = {key: mine[0][key] for key in COSTS}
         summary[variant] = spreads.pop("accuracy") | spreads | {"cost": costs}
-    write_atomic(out / "summary.json", json.dumps(summary, indent=2).encode())
+    ComparisonFolder(out).write_summary(summary)
     return summary
+
+
+def _check_metric_names() -> None:
+    """Before anything is trained: metrics stand beside other columns, under their names."""
+    taken = {*ABOUT, *ACCURACIES[1:], *COSTS, *WHERE, "mean", "std", "seeds", "cost"}
+    for name in METRICS:
+        if name in taken or f"held_out_{name}" in taken or name.startswith("held_out_"):
+            raise ConfigError(
+                f"a metric cannot be named '{name}' in a comparison, a column of its results has "
+                "that name: register it under another"
+            )
 
 
 def _run(job: Job, threads: int) -> None:
     torch.set_num_threads(threads)
-    for _ in train_run(job.config, job.folder, resume=True):
+    for _ in train_run(job.config, job.run.path, resume=True):
         pass
-    evaluate_run(job.folder)
+    evaluate_run(job.run.path)
 
 
 def _spread(values: list[float | None]) -> dict[str, Any]:

@@ -1,0 +1,25 @@
+"""Devices by name: what a setting or a caller says, as a `torch.device` that exists here."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from flowdup.errors import ConfigError
+
+
+def parse_device(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N; auto is a GPU if there is one, under torchrun one per process."""
+    if name == "auto":
+        return torch.device(f"cuda:{_local_rank()}" if torch.cuda.is_available() else "cpu")
+    known = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name not in known:
+        raise ConfigError(f"unknown device '{name}': use auto, {', '.join(known)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available: use the device cpu")
+    return torch.device(name)
+
+
+def _local_rank() -> int:
+    """Of this process among those that torchrun started on this machine."""
+    return int(os.environ["LOCAL_RANK"]) if dist.is_torchelastic_launched() else 0

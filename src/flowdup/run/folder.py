@@ -1,0 +1,194 @@
+"""The files of a run folder, and of a comparison's: their names, how each is written and read.
+
+config.toml     the resolved settings
+clients.json    who is in which group, who has labels, and of which images each is made;
+                of lazy clients, how they are made
+metrics.jsonl   one line per round
+checkpoint/     psi and the server's state (`checkpoint.py`)
+evaluation.json metrics of test clients (`evaluate_run`)
+embedding.*     a figure of the clients, png and svg (`embed_run`)
+report.html     curves, metrics, settings
+
+Files are replaced as a whole, so that a process killed at any moment leaves the old one or the new
+one; metrics.jsonl grows, and a last line that was never finished does not count.
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowdup.checkpoint import CHECKPOINT, has_checkpoint
+from flowdup.config import Config, read_config, read_toml
+from flowdup.errors import CheckpointError, DataError
+from flowdup.files import cannot_write, write_atomic
+from flowdup.report import RunContents
+from flowdup.settings import to_toml
+
+Metrics = dict[str, Any]  # of one round
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's files; none of them needs to exist."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def clients(self) -> Path:
+        return self.path / "clients.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / CHECKPOINT
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def embedding(self) -> Path:
+        """Without an ending: there is one file of each kind."""
+        return self.path / "embedding"
+
+    @property
+    def started(self) -> bool:
+        """Whether there is something to continue."""
+        return has_checkpoint(self.checkpoint)
+
+    def write_config(self, config: Config) -> None:
+        write_atomic(self.config, to_toml(config).encode())
+
+    def read_config(self) -> Config:
+        if not self.config.is_file():
+            raise CheckpointError(f"{self.path} is not a run folder: it has no {self.config.name}")
+        return read_config(read_toml(self.config))
+
+    def write_clients(self, listing: bytes) -> None:
+        write_atomic(self.clients, listing)
+
+    def check_clients(self, listing: bytes) -> None:
+        """Refuse clients other than those that the run was started with."""
+        if self.clients.exists() and self.clients.read_bytes() != listing:
+            raise DataError(
+                f"the clients are not those in {self.clients}, with which the run was started: "
+                "restore their data or choose another folder"
+            )
+
+    def append_metrics(self, metrics: Metrics) -> None:
+        try:
+            with open(self.metrics, "a") as file:
+                file.write(json.dumps(metrics) + "\n")
+        except OSError as error:
+            raise cannot_write(self.metrics, error) from error
+
+    def read_metrics(self) -> list[Metrics]:
+        """By rounds, one for each; of a round that was repeated, the later one."""
+        lines = [line for line in _read(self.metrics).split(b"\n") if line.strip()]
+        rows: dict[int, Metrics] = {}
+        for i, line in enumerate(lines):
+            row = _json(line)
+            if isinstance(row, dict) and isinstance(row.get("round"), int):
+                rows[row["round"]] = row
+            elif i < len(lines) - 1:
+                raise CheckpointError(
+                    f"line {i + 1} of {self.metrics} is not a round's metrics: remove this line"
+                )
+        return [rows[number] for number in sorted(rows)]
+
+    def cut_metrics(self, last: int) -> float:
+        """Drop the lines of rounds after `last`; the seconds spent until then."""
+        kept = [row for row in self.read_metrics() if row["round"] <= last]
+        write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        return float(kept[-1]["seconds"]) if kept else 0.0
+
+    def rounds_told(self) -> int:
+        """How many lines metrics.jsonl has: cheap enough to ask again and again."""
+        return _read(self.metrics).count(b"\n")
+
+    def write_evaluation(self, result: dict[str, Any]) -> None:
+        write_atomic(self.evaluation, json.dumps(result, indent=2).encode())
+
+    def read_evaluation(self) -> dict[str, Any]:
+        """What `evaluate_run` found, empty where there is no such file."""
+        content = _read(self.evaluation)
+        found = _json(content) if content else {}
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self.evaluation} is not an evaluation: evaluate the run again")
+        return found
+
+    def write_report(self, page: str) -> None:
+        write_atomic(self.report, page.encode())
+
+    def read_all(self) -> RunContents:
+        """All that a report tells, whatever of it is there."""
+        if not self.path.is_dir():
+            raise CheckpointError(
+                f"there is no run folder {self.path}: give the folder that a training wrote"
+            )
+        config = _read(self.config).decode(errors="replace")
+        try:
+            settings = tomllib.loads(config)
+        except tomllib.TOMLDecodeError as error:
+            raise CheckpointError(
+                f"{self.config} is not TOML ({error}): restore or remove it"
+            ) from error
+        return RunContents(
+            self.path.resolve().name,
+            config,
+            settings,
+            self.read_metrics(),
+            self.read_evaluation(),
+            _read(self.embedding.with_suffix(".svg")),
+        )
+
+
+@dataclass(frozen=True)
+class ComparisonFolder:
+    """The files of a comparison: a run folder per variant and seed, and two tables over them."""
+
+    path: Path
+
+    def run(self, variant: str, seed: int) -> RunFolder:
+        return RunFolder(self.path / variant / f"seed-{seed}")
+
+    @property
+    def results(self) -> Path:
+        """A row for every run."""
+        return self.path / "results.json"
+
+    @property
+    def summary(self) -> Path:
+        """By variant, over seeds."""
+        return self.path / "summary.json"
+
+    def write_results(self, rows: list[dict[str, Any]]) -> None:
+        write_atomic(self.results, json.dumps(rows, indent=2).encode())
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_atomic(self.summary, json.dumps(summary, indent=2).encode())
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _json(data: bytes) -> Any:
+    """The value, or None if it is not JSON."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None

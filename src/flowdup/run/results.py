@@ -1,0 +1,119 @@
+"""What is made of a trained run: metrics of its test clients, a figure of its clients, a page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowdup.config import load_config
+from flowdup.data import ClientData, Population, load_population
+from flowdup.engines.distributed import is_main_process
+from flowdup.errors import ConfigError, DataError
+from flowdup.evaluation import evaluate, metrics_table
+from flowdup.personalize import load
+from flowdup.provenance import provenance
+from flowdup.random import Stream
+from flowdup.report import embedding_figure, page
+from flowdup.run.folder import RunFolder
+from flowdup.run.simulation import Simulation
+
+_MOST_IN_A_FIGURE = 10_000  # clients
+
+
+def evaluate_run(out: str | Path, population: Population | None = None) -> dict[str, Any]:
+    """Personalize every test client from its unlabeled points and score it; writes the result.
+
+    `metrics` is a table by reading and by metric (`evaluation.Summary`); every client has its own
+    values under the same names.
+    """
+    folder = RunFolder(Path(out))
+    simulation = Simulation(folder.read_config(), population)
+    if population is None:
+        folder.check_clients(simulation.listing())
+    state = simulation.load_state(folder.checkpoint)
+    stream = simulation.stream.child("held-out")
+    scores = evaluate(simulation.engine, state.psi, simulation.population.test, stream)
+    summaries = metrics_table(scores)
+    result = {
+        "method": simulation.config.method.name,
+        "k": simulation.method.k,
+        "round": state.round,
+        "metrics": {
+            reading: {name: _finite(asdict(summary)) for name, summary in table.items()}
+            for reading, table in summaries.items()
+        },
+        "cost": asdict(simulation.cost(state.psi)),
+        "clients": [
+            asdict(score) | {"metrics": {r: _finite(own) for r, own in score.metrics.items()}}
+            for score in scores
+        ],
+        **provenance(simulation.device),
+    }
+    if is_main_process():
+        folder.write_evaluation(result)
+        write_report(folder.path)
+    return result
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """JSON has no word for infinite: None."""
+    return {n: v if v is not None and math.isfinite(v) else None for n, v in values.items()}
+
+
+def embed_run(
+    folder: str | Path,
+    by: str = "",
+    group: str = "validation",
+    out: Path | None = None,
+    settings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Draw the embeddings r(X) of a group of clients, coloured by a trait (rotation, if any).
+
+    The clients are the run's own or, with settings `data.KEY=VALUE`, others.
+    """
+    run = RunFolder(Path(folder))
+    if any(not text.startswith("data.") for text in settings):
+        raise ConfigError("only data settings can change here: the federation is trained already")
+    federation = load(run.path)
+    config = load_config(str(run.config), settings)
+    population = load_population(config.data, Stream(config.seed).child("data"))
+    if group not in ("train", "validation", "test"):
+        raise ConfigError(f"a group is train, validation or test, not '{group}'")
+    clients: Sequence[ClientData] = getattr(population, group)
+    if not clients:
+        raise DataError(f"there are no {group} clients: choose another group")
+    if len(clients) > _MOST_IN_A_FIGURE:
+        raise DataError(
+            f"{len(clients):,} clients are too many for a figure: choose another group, or fewer "
+            f"with data.{group}_clients"
+        )
+    traits = sorted({name for client in clients for name in client.traits})
+    if by and by not in traits:
+        raise DataError(f"clients have no trait '{by}': use one of {', '.join(traits) or '(none)'}")
+    by = by or next(iter(sorted(traits, key=lambda trait: trait != "rotation")), "")
+    target = out or run.embedding
+    measures = embedding_figure(
+        torch.stack([federation.embedding(client.x) for client in clients]).numpy(),
+        [client.traits.get(by, "") for client in clients],
+        ", ".join(filter(None, [by, *settings])),  # the figure says which clients it shows
+        target,
+    )
+    if out is None:
+        write_report(run.path)
+    return {
+        "files": [str(target.with_suffix(end)) for end in (".png", ".svg")],
+        "by": by,
+    } | measures
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write report.html into a run folder, finished or not, and return its path.
+
+    CheckpointError if the folder or a file in it cannot be read as what it should be.
+    """
+    run = RunFolder(Path(folder))
+    run.write_report(page(run.read_all()))
+    return run.report

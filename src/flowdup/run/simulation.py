@@ -1,0 +1,117 @@
+"""A configuration made ready to run: clients, method, engine, and the rounds that they give."""
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowdup.accelerate.host_scalars import HostScalars
+from flowdup.checkpoint import FederationSpec, load_checkpoint
+from flowdup.config import Config
+from flowdup.cost import Cost, measure
+from flowdup.data import LazyClients, Population, load_population
+from flowdup.engines import Engine, build_engine
+from flowdup.errors import CheckpointError
+from flowdup.evaluation import transductive_accuracy
+from flowdup.methods import Method, MethodContext, Params
+from flowdup.random import Stream
+from flowdup.run.folder import Metrics
+from flowdup.server import Round, ServerState, initial_state, train
+
+_AHEAD = 8  # rounds that a GPU has been given and not yet done
+
+
+class Simulation:
+    """Clients, method and engine of a configuration.
+
+    Made anew, it is the same to the bit: all that is random comes from the configuration's seed.
+    """
+
+    def __init__(self, config: Config, population: Population | None = None) -> None:
+        self.config, self.stream = config, Stream(config.seed)
+        if population is None:
+            population = load_population(config.data, self.stream.child("data"))
+        else:
+            population = population.checked()
+        self.population = population
+        self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
+        inputs = self.population.spec
+        compute = config.engine.compute_dtype()
+        context = MethodContext(config.model, inputs, self.stream, self.device, self.dtype, compute)
+        self.method: Method = config.method.build(context)
+        self.engine: Engine = build_engine(
+            config.engine, self.method, config.client, population.train, self.stream
+        )
+        self.federation = FederationSpec.of(
+            config.seed, config.model, config.method.table(), inputs, self.method
+        )
+
+    def initial_state(self) -> ServerState:
+        return initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
+
+    def load_state(self, folder: Path) -> ServerState:
+        spec, state = load_checkpoint(folder)
+        if spec != self.federation:
+            spec.check(self.method)
+            raise CheckpointError(f"{folder} belongs to another federation: choose another folder")
+
+        def here(tensors: dict[str, Any]) -> dict[str, Any]:
+            return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
+
+        # in the order of `init`: sums over parameters must come out the same, in every process
+        psi = {n: state.psi[n] for n in self.federation.psi_names}
+        return ServerState(state.round, here(psi), here(state.optimizer), here(state.method))
+
+    def listing(self) -> bytes:
+        """Who takes part, as a run folder records it."""
+        return json.dumps(self.population.listing()).encode()
+
+    def cost(self, psi: Params) -> Cost:
+        """What the method asks of a client of middling size."""
+        clients = self.population.train or self.population.test
+        if isinstance(clients, LazyClients):
+            points = clients.points
+        else:
+            points = round(statistics.median(map(len, clients)))
+        return measure(self.method, self.config.client, self.population.spec, psi, points)
+
+    def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
+        """Train on from a state; evaluated rounds carry the accuracy of validation clients.
+
+        On a GPU some more rounds are on their way before the first is read.
+        """
+        config, waiting = self.config, deque[tuple[Round, HostScalars]]()
+        ahead = _AHEAD if self.device.type == "cuda" else 0
+        for latest in train(config.server, self.method, self.engine, state, self.stream):
+            waiting.append((latest, HostScalars([latest.loss, *latest.broadcast.values()])))
+            number = latest.state.round
+            due = number % config.run.evaluate_every == 0 or number == config.server.rounds
+            while waiting and (due or len(waiting) > ahead):
+                result, numbers = waiting.popleft()
+                metrics = _metrics(result, numbers.read())
+                if due and result is latest:
+                    metrics |= self._validate(result.state.psi)
+                yield result.state, metrics
+
+    def _validate(self, psi: Params) -> Metrics:
+        clients = self.population.validation
+        accuracy = transductive_accuracy(self.engine, psi, clients)
+        if accuracy.mean is None:
+            return {}
+        return {
+            "validation_accuracy": accuracy.mean,
+            "validation_worst_decile": accuracy.worst_decile,
+        }
+
+
+def _metrics(result: Round, numbers: Sequence[float]) -> Metrics:
+    loss, *broadcast = numbers
+    return {
+        "round": result.state.round,
+        "loss": loss if math.isfinite(loss) else None,
+        **dict(zip(result.broadcast, broadcast, strict=True)),
+        "padding": round(result.padding, 4),
+    }

@@ -1,0 +1,91 @@
+"""Comparisons: what a row of results holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import flowdup
+from flowdup.errors import CheckpointError, ConfigError
+from flowdup.evaluation import METRICS, accuracy
+from flowdup.run.comparison import Job, collect, read_comparison, run_comparison, summarize
+
+STUDY = (
+    'model = "mlp"\n'
+    "data = {points = 20, overlap = true, train_clients = 20, test_clients = 12}\n"
+    "server = {rounds = 2, cohort = 3}\n"
+    "[compare]\nseeds = [0]\n"
+    '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
+)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Job], Path]:
+    """A comparison of one run."""
+    out = tmp_path_factory.mktemp("comparison")
+    (out / "study.toml").write_text(STUDY)
+    jobs = read_comparison(str(out / "study.toml"), out)
+    assert list(run_comparison(jobs, 1)) == jobs
+    return jobs, out
+
+
+def test_a_row_has_accuracy_beside_its_worst_decile_and_the_mean_of_other_metrics(
+    done: tuple[list[Job], Path],
+) -> None:
+    jobs, out = done
+    (row,) = collect(jobs, out)
+    found = jobs[0].run.read_evaluation()["metrics"]
+    for prefix, key, reading in (
+        ("", "accuracy", "transductive"),
+        ("held_out_", "held_out", "held_out"),
+    ):
+        table = found[reading]
+        assert row[key] == table["accuracy"]["mean"]
+        assert row[f"{prefix}worst_decile"] == table["accuracy"]["worst_decile"]
+        for name in ("nll", "calibration_error", "macro_f1"):
+            assert row[f"{prefix}{name}"] == table[name]["mean"]
+    last = jobs[0].run.read_metrics()[-1]
+    assert row["validation_worst_decile"] == last["validation_worst_decile"]
+    told = summarize([row], out)["one"]
+    assert told["mean"] == row["accuracy"]
+    assert told["worst_decile"]["seeds"] == [row["worst_decile"]]
+    assert told["held_out_macro_f1"]["mean"] == row["held_out_macro_f1"]
+
+
+def test_rows_of_old_and_new_results_can_be_read_by_their_common_names(
+    done: tuple[list[Job], Path],
+) -> None:
+    new = set(collect(*done)[0])
+    for path in sorted((ROOT / "results").glob("*.json")):
+        for row in json.loads(path.read_text()):
+            if "variant" in row:
+                assert set(row) <= new
+
+
+def test_a_metric_cannot_have_the_name_of_another_column(done: tuple[list[Job], Path]) -> None:
+    """Else a column of results.json or summary.json would silently be another's."""
+    jobs, out = done
+    columns = set(collect(jobs, out)[0]) | set(summarize(collect(jobs, out), out)["one"])
+    own = {f"{prefix}{name}" for name in METRICS for prefix in ("", "held_out_")}
+    for name in (columns - own) | {"held_out_nll"}:
+        flowdup.register_metric(name, accuracy)
+        try:
+            with pytest.raises(ConfigError, match=f"cannot be named '{name}'"):
+                read_comparison(str(out / "study.toml"), out)
+        finally:
+            METRICS.unregister(name)
+
+
+def test_an_evaluation_of_an_older_kind_is_refused_with_a_remedy(
+    done: tuple[list[Job], Path],
+) -> None:
+    jobs, out = done
+    path = jobs[0].run.evaluation
+    whole = path.read_text()
+    path.write_text(json.dumps({"accuracy": {"transductive": 50.0}}))
+    try:
+        with pytest.raises(CheckpointError, match="flowdup evaluate"):
+            collect(jobs, out)
+    finally:
+        path.write_text(whole)

@@ -1,0 +1,98 @@
+"""A run folder: one place knows its files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import flowdup as package
+from flowdup import read_config
+from flowdup.errors import CheckpointError, DataError, FlowdupError
+from flowdup.run import RunFolder
+
+SOURCES = Path(package.__file__).parent
+
+
+def rows(*rounds: int) -> str:
+    return "".join(
+        json.dumps({"round": r, "loss": 1 / r, "seconds": 2.5 * r}) + "\n" for r in rounds
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.toml",
+        "clients.json",
+        "metrics.jsonl",
+        "evaluation.json",
+        "report.html",
+        "embedding",
+        "results.json",
+        "summary.json",
+    ],
+)
+def test_a_files_name_is_written_once_in_the_code(name: str) -> None:
+    literal = re.compile(rf"""/ ["']{re.escape(name)}["']""")
+    found = [p for p in SOURCES.rglob("*.py") if literal.search(p.read_text())]
+    assert found == [SOURCES / "run" / "folder.py"]
+
+
+def test_only_the_command_line_and_its_progress_bars_stand_above_runs() -> None:
+    above = [SOURCES / name for name in ("__init__.py", "cli.py", "progress.py")]
+    importing = re.compile(r"^\s*(from|import) flowdup\.run\b", re.MULTILINE)
+    found = [p for p in SOURCES.rglob("*.py") if importing.search(p.read_text())]
+    assert sorted(p for p in found if p.parent.name != "run") == above
+
+
+def test_a_configuration_reads_back_as_it_was(folder: RunFolder) -> None:
+    config = read_config({"seed": 7, "method": {"name": "fedavg"}})
+    folder.write_config(config)
+    assert folder.read_config() == config
+
+
+def test_a_folder_without_a_configuration_is_not_a_run_folder(folder: RunFolder) -> None:
+    with pytest.raises(CheckpointError, match=r"not a run folder: it has no config\.toml"):
+        folder.read_config()
+
+
+def test_metrics_after_a_round_are_dropped_with_an_unfinished_line(folder: RunFolder) -> None:
+    folder.metrics.write_text(rows(1, 2, 3, 4) + '{"round": 5, "lo')
+    assert folder.cut_metrics(3) == 7.5
+    assert folder.metrics.read_text() == rows(1, 2, 3)
+    folder.append_metrics({"round": 4})
+    assert [row["round"] for row in folder.read_metrics()] == [1, 2, 3, 4]
+    assert folder.rounds_told() == 4
+
+
+def test_a_run_that_has_not_begun_has_no_metrics_and_no_evaluation(folder: RunFolder) -> None:
+    assert folder.read_metrics() == [] and folder.rounds_told() == 0
+    assert folder.read_evaluation() == {} and not folder.started
+    assert folder.cut_metrics(0) == 0.0
+
+
+def test_a_broken_line_of_metrics_is_named_and_not_dropped(folder: RunFolder) -> None:
+    content = rows(1) + "{}\n" + rows(3)
+    folder.metrics.write_text(content)
+    with pytest.raises(CheckpointError, match="line 2 of"):
+        folder.cut_metrics(3)
+    assert folder.metrics.read_text() == content
+
+
+def test_other_clients_than_the_recorded_ones_are_refused(folder: RunFolder) -> None:
+    folder.check_clients(b"anyone")  # nobody is recorded yet
+    folder.write_clients(b"these")
+    folder.check_clients(b"these")
+    with pytest.raises(DataError, match="clients are not those"):
+        folder.check_clients(b"others")
+
+
+def test_what_cannot_be_appended_is_an_error_for_a_person(tmp_path: Path) -> None:
+    with pytest.raises(FlowdupError, match="could not write"):
+        RunFolder(tmp_path / "nowhere").append_metrics({"round": 1})
