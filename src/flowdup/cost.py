@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.client import ClientConfig, client_update
 from flowdup.data.clients import ClientData, InputSpec
@@ -33,6 +32,8 @@ def measure(
     Products of matrices and convolutions count, forward and backward, two operations per multiply
     and add; what is linear in the data or the weights does not.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (imports Triton)
+
     first = next(iter(psi.values()))
     x = torch.zeros(points, *inputs.shape, dtype=getattr(torch, inputs.dtype))
     client = ClientData(x, torch.zeros(points, dtype=torch.int64))
