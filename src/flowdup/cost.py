@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.batches import batch_plan, local_batches
 from flowdup.client import ClientConfig, ClientUpdate
@@ -32,6 +31,8 @@ def measure(
     Products of matrices and convolutions count, forward and backward, two operations per multiply
     and add; what is linear in the data or the weights does not.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (imports Triton)
+
     first = next(iter(psi.values()))
     x = torch.zeros(points, *inputs.shape, dtype=getattr(torch, inputs.dtype))
     client = ClientData(x, torch.zeros(points, dtype=torch.int64))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from flowdup.client import ClientConfig
 from flowdup.data.clients import ClientData
@@ -100,6 +99,8 @@ def _heavy(method: Method, client: ClientConfig, dtype: torch.dtype) -> bool:
     all works were faster together (2 to 5 times); above it most were faster one by one (up to 3
     times), and the worst took half as long again.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415  (imports Triton)
+
     f = method.f
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         f({n: w.to(dtype) for n, w in f.init(Stream(0)).items()}, torch.zeros(1, *f.inputs))
