@@ -82,7 +82,7 @@ def test_a_wrong_value_is_answered_with_what_is_wanted(text: str, message: str) 
         "client.optimizer.beta1=2.0",
         "client.optimizer.eps=0.0",
         "client.optimizer.lr=inf",
-        "server.decay=2.0",
+        "server.lr_decay_fraction=2.0",
         "engine.clients_at_once=-1",
         "run.evaluate_every=0",
     ],

@@ -121,7 +121,7 @@ def test_senseless_settings_are_refused(settings: dict[str, float]) -> None:
 
 
 def test_the_learning_rate_falls_over_the_last_share_of_the_rounds() -> None:
-    constant, falling = ServerConfig(10), ServerConfig(10, decay=0.4)
+    constant, falling = ServerConfig(10), ServerConfig(10, lr_decay_fraction=0.4)
     assert [constant.rate(r) for r in range(1, 11)] == [1.0] * 10
     assert [falling.rate(r) for r in (1, 6, 7)] == [1.0] * 3
     assert [falling.rate(r) for r in (8, 9, 10)] == pytest.approx([0.75, 0.5, 0.25])

@@ -16,12 +16,13 @@ from rich.text import Text
 
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
-from flowdup.data.own import read_inputs
 from flowdup.data.sources import SOURCES, data_folder, named
+from flowdup.data.user_data import read_inputs
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.evaluation import METRICS
 from flowdup.files import write_atomic
+from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
 from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
@@ -40,7 +41,8 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value, e.g. server.rounds=10")
 ]
 Imports = Annotated[
-    list[str] | None, typer.Option("--import", help="Modules that register models or metrics.")
+    list[str] | None,
+    typer.Option("--import", help="Files or modules that register your own."),
 ]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
 
@@ -182,6 +184,31 @@ def methods(as_json: Json = False) -> None:
         return
     for row in found:
         print(f"{row['name']:12} {row['summary']}")
+
+
+@app.command()
+def check(
+    module: Annotated[str, typer.Argument(help="A file or module of methods, or one's name.")],
+    settings: Settings = None,
+    model: Annotated[str, typer.Option(help="The clients' model.")] = "cnn-small",
+    as_json: Json = False,
+) -> None:
+    """Hold methods to the laws that every method keeps; exit code 1 if one is broken."""
+    verdicts = {
+        name: list(check_method(case)) for name, case in read_cases(module, model, settings or [])
+    }
+    broken = any(verdict.broken for found in verdicts.values() for verdict in found)
+    if as_json:
+        print(json.dumps({name: [v._asdict() for v in found] for name, found in verdicts.items()}))
+        sys.exit(int(broken))
+    for name, found in verdicts.items():
+        console.print(f"[bold]{name}[/bold]")
+        for law, text, reason in found:
+            mark = Text("broken", "bold red") if reason else Text("kept  ", "green")
+            console.print(Text.assemble(mark, f" {law}: {text}"), soft_wrap=True)
+            if reason:
+                console.print(Text(f"       {reason}"), soft_wrap=True)
+    sys.exit(int(broken))
 
 
 @data_app.command("list")

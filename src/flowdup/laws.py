@@ -5,7 +5,7 @@ what was measured.  The project's own methods are held to the same list.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +20,15 @@ from torch.func import grad
 from flowdup.batches import batch_plan, local_batches
 from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
 from flowdup.client import ClientConfig, ClientUpdate
+from flowdup.config import override
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.engines import EngineConfig, build_engine
-from flowdup.errors import FlowdupError
+from flowdup.errors import ConfigError, FlowdupError
 from flowdup.messages import Task
-from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
+from flowdup.methods import METHODS, Batch, Method, MethodConfig, MethodContext, Params
 from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
+from flowdup.registry import import_modules
 from flowdup.server import ServerConfig, ServerState, initial_state, train
 
 SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
@@ -254,6 +256,26 @@ LAWS: dict[str, Callable[[Case], None]] = {
         checkpoint,
     )
 }
+
+
+def read_cases(module: str, model: str, settings: Sequence[str]) -> Iterator[tuple[str, Case]]:
+    """The methods that a user's module defines, or the one of that name; `method.KEY=VALUE`."""
+    names = [module] if module in METHODS else methods_of(module)
+    if not names:
+        raise ConfigError(f"{module} registers no method: call flowdup.register_method in it")
+    for name in names:
+        table: dict[str, Any] = {"method": {"name": name}}
+        for text in settings:
+            table = override(table, text)
+        if table.keys() != {"method"}:
+            raise ConfigError("only settings of the method can change here: --set method.KEY=VALUE")
+        yield name, Case(MethodConfig.from_table(table["method"]), model)
+
+
+def methods_of(module: str) -> list[str]:
+    import_modules([module])
+    own = Path(module).stem if module.endswith(".py") else module
+    return [name for name, entry in METHODS.items() if entry.method.__module__ == own]
 
 
 class Verdict(NamedTuple):

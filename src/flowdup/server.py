@@ -22,20 +22,21 @@ class ServerConfig:
     cohort: int = 100
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
     replacement: bool = True  # whether one client may stand in a cohort twice
-    decay: float = 0.0  # the last share of the rounds, over which the learning rate falls to 0
+    lr_decay_fraction: float = 0.0  # of the rounds, the last: over these the rate falls to 0
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
 
     def __post_init__(self) -> None:
         check_range("server.rounds", self.rounds, 1)
         check_range("server.cohort", self.cohort, 1)
         check_range("server.alpha", self.alpha, 0, 1)
-        check_range("server.decay", self.decay, 0, 1)
+        check_range("server.lr_decay_fraction", self.lr_decay_fraction, 0, 1)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
     def rate(self, round: int) -> float:
         """What the learning rate is multiplied by: 1, then falling linearly."""
-        left = (self.rounds - round + 1) / (self.rounds * self.decay) if self.decay else 1.0
-        return min(1.0, left)
+        if not self.lr_decay_fraction:
+            return 1.0
+        return min(1.0, (self.rounds - round + 1) / (self.rounds * self.lr_decay_fraction))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 SMALL = [
     "--set=server.rounds=6",
     "--set=server.cohort=4",
-    "--set=server.decay=0.0",
+    "--set=server.lr_decay_fraction=0.0",
     "--set=client.clip=0.1",
     "--set=data.train_clients=20",
     "--set=data.validation_clients=40",
@@ -261,8 +261,10 @@ def test_a_run_is_not_overwritten_and_not_continued_as_another(run: Path) -> Non
     assert "add --resume" in refused("train", "digits", *SMALL, "--out", run)
     told = refused("train", "digits", *SMALL, "--set=seed=3", "--out", run, "--resume")
     assert "'seed = 3' is new" in told
-    told = refused("train", "digits", *SMALL, "--set=server.decay=0.5", "--out", run, "--resume")
-    assert "'decay = 0.5' is new" in told
+    told = refused(
+        "train", "digits", *SMALL, "--set=server.lr_decay_fraction=0.5", "--out", run, "--resume"
+    )
+    assert "'lr_decay_fraction = 0.5' is new" in told
     assert tensors(run) == before
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 SETTINGS = [
     "--set=server.rounds=4",
     "--set=server.cohort=5",
-    "--set=server.decay=0.0",
+    "--set=server.lr_decay_fraction=0.0",
     "--set=client.clip=0.1",
     "--set=data.train_clients=20",
     "--set=data.validation_clients=40",

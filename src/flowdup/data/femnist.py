@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from flowdup.data.clients import ClientData
-from flowdup.data.own import read_arrays
+from flowdup.data.user_data import read_arrays
 from flowdup.errors import DataError
 
 Array = NDArray[Any]

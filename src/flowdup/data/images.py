@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.data.own import read_arrays
+from flowdup.data.user_data import read_arrays
 from flowdup.errors import DataError
 
 Array = NDArray[np.uint8]

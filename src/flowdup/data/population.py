@@ -14,9 +14,9 @@ from flowdup.data.clients import ClientData, InputSpec, LazyClients, Population
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import ImageSet
 from flowdup.data.lazy import lazy_clients
-from flowdup.data.own import read_folder, read_table
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, data_folder
+from flowdup.data.user_data import read_folder, read_table
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 from flowdup.registry import Registry

@@ -58,7 +58,8 @@ def _check_continues(new: Config, old: Config) -> None:
     """A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them;
     never as another run.
     """
-    server = old.server if old.server.decay else replace(old.server, rounds=new.server.rounds)
+    fixed = old.server.lr_decay_fraction > 0
+    server = old.server if fixed else replace(old.server, rounds=new.server.rounds)
     same = replace(old, server=server, engine=new.engine, run=new.run)
     if same != new:
         a, b = to_toml(same).splitlines(), to_toml(new).splitlines()

@@ -65,7 +65,7 @@ def test_every_method_learns_digits_and_personalizes_strangers(name: str, tmp_pa
             "client.clip=1.0",
             "server.rounds=60",
             "server.cohort=10",
-            "server.decay=0.0",
+            "server.lr_decay_fraction=0.0",
             "server.optimizer.lr=0.005",
             *(["method.batch_size=40"] if name == "fedtta" else []),
         ],
@@ -268,7 +268,7 @@ def test_em_learns_the_shares_of_rare_and_of_frequent_classes() -> None:
     clients = [ClientData(client(i, 40).x, y) for i in range(3)]
     m = build({"name": "fedavg-em"}, SPEC, "mlp")
     config = ClientConfig(1, 20, 1.0, OptimizerConfig("sgd", 0.1))
-    server = ServerConfig(200, 3, decay=0.7, optimizer=OptimizerConfig("adam", 5e-3))
+    server = ServerConfig(200, 3, lr_decay_fraction=0.7, optimizer=OptimizerConfig("adam", 5e-3))
     state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
     runner = engine("batched", m, "float32", config, clients)
     *_, last = train(server, m, runner, state, STREAM)

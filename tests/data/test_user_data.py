@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flowdup.data.clients import InputSpec
-from flowdup.data.own import read_folder, read_inputs, read_table
+from flowdup.data.user_data import read_folder, read_inputs, read_table
 from flowdup.errors import DataError
 
 ROWS = {
@@ -314,7 +314,7 @@ def test_without_pyarrow_tables_say_what_to_install(tmp_path):
 import sys
 sys.modules["pyarrow"] = None  # what Python does with a module that is not there
 from pathlib import Path
-from flowdup.data.own import read_table
+from flowdup.data.user_data import read_table
 from flowdup.errors import ConfigError
 try:
     read_table(Path({str(path)!r}), "who", None, ["picture"])
