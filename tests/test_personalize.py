@@ -1,5 +1,7 @@
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -68,6 +70,22 @@ def test_a_personalizer_for_many_clients_of_one_size_gives_their_weights(run: Pa
             assert torch.allclose(weight, own[name], atol=1e-6)
     with pytest.raises(DataError, match=r"for inputs \[7, .* not \[8, .*: make another"):
         make(client(30, 8).x)
+
+
+def test_eight_threads_make_personalizers_of_one_federation_at_once(run: Path) -> None:
+    federation = flowdup.load(run)
+    sets = [client(30 + i, 5 + i).x for i in range(8)]
+    start = Barrier(len(sets))
+
+    def weights(x: torch.Tensor) -> flowdup.models.Weights:
+        start.wait()
+        return federation.personalizer(x)(x)
+
+    with ThreadPoolExecutor(len(sets)) as pool:
+        found = list(pool.map(weights, sets))
+    for x, made in zip(sets, found, strict=True):
+        own = dict(federation.personalize(x).module.named_parameters())
+        assert all(torch.allclose(made[n], w, atol=1e-6) for n, w in own.items())
 
 
 def test_models_are_made_where_the_federation_is(run: Path) -> None:

@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     keywords: tuple[str, ...] = ()  # that flowdup passes
 
     def find(self) -> Any:
-        """ImportError, AttributeError or TypeError if it is not there as flowdup knows it."""
+        """The piece, if it is there as flowdup knows it; else an error."""
         found: Any = importlib.import_module(self.module)
         if self.attribute:
             found = getattr(found, self.attribute)
@@ -72,7 +72,7 @@ PIECES = {
     "_foreach_zero_": Piece("torch", "_foreach_zero_", _ONE_BY_ONE),
     "_dynamo": Piece("torch._dynamo", "", "torch imports it where it needs it"),
     "triton": Piece(
-        "triton", "", "a cohort's layers are torch's own on a GPU, too, which is slower"
+        "triton.language", "", "a cohort's layers are torch's own on a GPU, too, which is slower"
     ),
 }
 
@@ -109,7 +109,7 @@ def _find(name: str) -> Any | None:
     try:
         with _no_torchscript_warnings():
             return piece.find()
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         _warn(name, str(error), piece.fallback)
         return None
 
@@ -128,6 +128,10 @@ def switched_off() -> list[str]:
                 f"{SWITCH} names '{name}', which is no piece: use some of {', '.join(PIECES)}"
             )
     return names
+
+
+def can_trace() -> bool:
+    return look_up("make_fx") is not None
 
 
 def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule | None:
