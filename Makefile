@@ -48,7 +48,7 @@ test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl
 # With the torch that $(PYTHON) has, and pytest from `make wheels` where nothing can be installed.
 test-gpu:  ## tests on a GPU, written to benchmarks/results/gpu-tests.json
 	PYTHONPATH=src$(if $(wildcard $(CARRIED_WHEELS)),:$(CARRIED_WHEELS)) $(PYTHON) -m pytest \
-		--override-ini addopts=-q tests/gpu --results benchmarks/results/gpu-tests.json
+		--override-ini "addopts=-q -n 8" tests/gpu --results benchmarks/results/gpu-tests.json
 
 LOOSER := --no-warn-return-any --allow-untyped-calls  # than in src: much of torch answers Any
 lint: $(INSTALLED)  ## ruff, and mypy on everything
@@ -81,7 +81,7 @@ peers:  ## pfl for bench-gpu on a machine without a network, in benchmarks/peers
 	$(CARRY) $(CARRIED_PEERS) --no-deps --requirement benchmarks/peers.txt
 
 wheels:  ## pytest for test-gpu on a machine without a network, in carry/wheels
-	$(CARRY) $(CARRIED_WHEELS) pytest hypothesis
+	$(CARRY) $(CARRIED_WHEELS) pytest pytest-xdist hypothesis
 
 # $(call install,ENVIRONMENT,NAME,REQUIREMENTS): a line of progress; all that pip says if it fails.
 install = @echo "installing $(2) ..." && $(1)/bin/pip install --constraint $(1)/constraints.txt $(3) \

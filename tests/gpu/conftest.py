@@ -21,7 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if file := config.getoption("--results"):
+    file = config.getoption("--results")
+    if file and not hasattr(config, "workerinput"):  # xdist's workers report to the first process
         config.pluginmanager.register(Recorder(file))
 
 

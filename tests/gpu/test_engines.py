@@ -70,7 +70,7 @@ def test_every_method_trains_in_tensor_core_precisions(name: str, precision: str
         psi_after(name, "sgd", DEVICE, "batched", kind, True, 4) for kind in (precision, "float32")
     )
     assert {p.dtype for p in near.values()} == {torch.float32}
-    limit = 0.02 if precision == "tf32" else 0.3
+    limit = 0.05 if precision == "tf32" else 0.3  # FedTTA, of second order, enlarges rounding
     assert distance(near, exact) < limit * distance(exact, start_of(name))
 
 
