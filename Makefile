@@ -27,7 +27,8 @@ REPIN := s/^torch==.*/torch==$(TORCH)/
 endif
 
 # Files that a machine without a GPU cannot run.
-GPU_ONLY := */models/kernels/*,*/accelerate/kernels/*,*/accelerate/cuda_graphs.py,*/accelerate/compiling.py
+SPEED := src/flowdup/accelerate
+GPU_ONLY := src/flowdup/models/kernels/*,$(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
 .PHONY: help demo test test-peers test-gpu lint coverage tables bench bench-gpu peers wheels
 
