@@ -121,7 +121,7 @@ class ZeroStream(Stream):
     def child(self, *names: str | int) -> Stream:
         return self
 
-    def lanes(self, first: int, count: int, n: int) -> Words:
+    def substreams(self, first: int, count: int, n: int) -> Words:
         return np.zeros((count, n), np.uint32)
 
     def uniform(self, n: int) -> NDArray[np.float32]:

@@ -112,12 +112,6 @@ def test_torchscripts_own_deprecation_is_not_shown_and_others_are(
     ]
 
 
-LEFT = {  # to be removed with the code around them
-    ("engines/batched.py", "torch._foreach_div"),
-    ("server.py", "torch._foreach_neg"),
-}
-
-
 def test_no_other_file_uses_a_private_name_of_torch() -> None:
     found = {
         (str(file.relative_to(SOURCE)), name)
@@ -125,7 +119,7 @@ def test_no_other_file_uses_a_private_name_of_torch() -> None:
         if file.name != "torch_private.py"
         for name in private_names(file.read_text())
     }
-    assert found <= LEFT
+    assert not found
 
 
 @pytest.mark.parametrize(
