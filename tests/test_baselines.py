@@ -186,10 +186,11 @@ def test_a_stranger_takes_the_inner_step_averaged_over_its_batches() -> None:
 
 
 def test_batches_of_strangers_are_those_of_training() -> None:
+    m = build({"name": "fedtta"}, SPEC, "mlp")
     with pytest.raises(
         ConfigError, match=r"method\.batch_size = 50 must be client\.batch_size = 20"
     ):
-        read_config({"method": {"name": "fedtta"}, "client": {"batch_size": 20}})
+        engine("batched", m, "float32", ClientConfig(batch_size=20))
 
 
 # Tent and EM on the FedAvg model
