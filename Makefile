@@ -19,7 +19,7 @@ GPU_PYTHON := $(GPU_BENCH)/bin/python
 GPU_INSTALLED := $(GPU_BENCH)/.installed
 endif
 
-# TORCH=2.9.1 or TORCH=newest: another torch than the pinned one, in an environment of its own.
+# TORCH=2.9.0 or TORCH=newest: another torch than the pinned one, in an environment of its own.
 ifeq ($(TORCH),newest)
 REPIN := /^torch==/d
 else ifdef TORCH
@@ -28,7 +28,7 @@ endif
 
 # Files that a machine without a GPU cannot run.
 SPEED := src/flowdup/accelerate
-GPU_ONLY := src/flowdup/models/kernels/*,$(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
+GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
 .PHONY: help demo test test-peers test-gpu lint coverage tables bench bench-gpu peers wheels
 

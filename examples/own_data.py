@@ -6,7 +6,6 @@
 `data.source = "folder"` and `"table"` read files without any code; this is for everything else.
 """
 
-import numpy as np
 import torch
 
 import flowdup
@@ -15,15 +14,18 @@ from flowdup.random import Stream
 
 
 def sensors(config: DataConfig, stream: Stream) -> list[ClientData]:
-    """20 numbers in, one of 3 classes; every place adds an offset that no client is told."""
-    centers = np.random.default_rng(0).normal(size=(3, 20))
+    """20 numbers in, one of 3 classes; every place adds an offset that no client is told.
+
+    All that is random comes from the stream: the same seed gives the same clients, another others.
+    """
+    centers = 2 * stream.child("centers").uniform(3 * 20).reshape(3, 20)
     clients = []
     for number in range(120):
-        draw = np.random.default_rng(1 + number)
-        offset, y = draw.normal(size=20), draw.integers(0, 3, config.points)
-        x = centers[y] + offset + 0.5 * draw.normal(size=(config.points, 20))
-        inputs = torch.from_numpy(x.astype(np.float32))
-        clients.append(ClientData(inputs, torch.from_numpy(y), f"sensor-{number}"))
+        draw = stream.child("sensor", number)
+        y = draw.child("y").integers(config.points, 3)
+        noise = draw.child("noise").uniform(config.points * 20).reshape(-1, 20)
+        x = centers[y] + 2 * draw.child("offset").uniform(20) + noise
+        clients.append(ClientData(torch.from_numpy(x), torch.from_numpy(y), f"sensor-{number}"))
     return clients  # split into training, validation and test by data.*_clients
 
 

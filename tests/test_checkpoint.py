@@ -34,7 +34,7 @@ def state(round: int = 3) -> ServerState:
 
 
 def same(a: ServerState, b: ServerState) -> bool:
-    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer), (a.method, b.method))
+    pairs = ((a.psi, b.psi), (a.optimizer, b.optimizer), (a.method_state, b.method_state))
     return a.round == b.round and all(
         x.keys() == y.keys() and all((x[n] == y[n]).all() for n in x) for x, y in pairs
     )

@@ -29,13 +29,16 @@ def test_fedavg_from_its_pieces() -> None:
     assert main(rounds=20) > 50  # ten classes
 
 
-def test_a_model_of_ones_own(tmp_path: Path) -> None:
+def test_a_model_and_a_metric_of_ones_own(tmp_path: Path) -> None:
     own = ("--import", "examples/own_model.py")
     flowdup(
         *own, "train", "digits", "--out", tmp_path / "run", "--set=model=two-layers", *FEW, *SHORT
     )
     assert "two-layers" in (tmp_path / "run" / "config.toml").read_text()
-    flowdup(*own, "evaluate", tmp_path / "run")
+    flowdup("--import", "examples/own_metric.py", *own, "evaluate", tmp_path / "run")
+    evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    found = evaluation["metrics"]["transductive"]
+    assert found["top_two"]["mean"] >= found["accuracy"]["mean"]
     assert "unknown model 'two-layers'" in flowdup("evaluate", tmp_path / "run", code=2)
 
 

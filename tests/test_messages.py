@@ -61,16 +61,27 @@ def test_factors_stand_for_their_product() -> None:
         (replace(FACTORED, factors={"w": Factors(torch.ones(4, 3), torch.ones(5, 2))}), "right"),
         (
             replace(REPLY, delta={"w": PSI["w"]}, factors={"b": FACTORED.factors["w"]}),
-            "'b', which is no matrix",
+            "factors of 'b' that cannot be",
         ),
         (replace(REPLY, loss=torch.zeros(2)), "loss or counts"),
         (replace(REPLY, points=9), "loss or counts"),
         (replace(REPLY, clients=0), "loss or counts"),
+        (replace(REPLY, points=0, rows=0), "loss or counts"),
+        (replace(REPLY, loss=torch.tensor(1)), "loss or counts"),
+        (replace(FACTORED, clients=2), "factors of 'w' that cannot be"),
+        (replace(FACTORED, factors={"w": Factors(torch.ones(()), torch.ones(()))}), "factors"),
     ],
 )
 def test_a_reply_that_does_not_fit_is_refused(reply: Reply, sentence: str) -> None:
     with pytest.raises(MessageError, match=sentence):
         reply.check(4, schema_of(PSI))
+
+
+def test_a_task_with_another_psi_is_refused() -> None:
+    assert TASK.check(schema_of(PSI)) is TASK
+    for odd in ({"w": PSI["w"]}, PSI | {"b": torch.zeros(2)}, PSI | {"b": torch.zeros(3).int()}):
+        with pytest.raises(MessageError):
+            replace(TASK, psi=odd).check(schema_of(PSI))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -70,7 +70,20 @@ class Inner(FLowDUP):
         return torch.stack([g.square().sum() for g in inner.values()]).sum()
 
 
-ODD = (Twice, Proximal, Multiplied, Transposed, Subsets, Inner)
+class Penalty(FLowDUP):
+    """Takes a gradient through the matrices by something else, so they are used in it again."""
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        name = [n for n in params if n.startswith("h1.")][-1]
+        first, _ = batch.halves()
+
+        def size(bias: Tensor) -> Tensor:
+            return self.h(params | {name: bias}, first.x, first.present).square().sum()
+
+        return super().loss(params, batch, start) + grad(size)(params[name]).square().sum()
+
+
+ODD = (Penalty, Twice, Proximal, Multiplied, Transposed, Subsets, Inner)
 
 
 def odd_method(kind: type[FLowDUP]) -> FLowDUP:

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from flowdup.errors import ConfigError
+from flowdup.methods import METHODS, register_method, summary
+from flowdup.methods.fedavg import FedAvg
 from flowdup.registry import Registry
 
 PLUGIN = """
@@ -77,3 +80,44 @@ def test_a_name_is_given_once_and_an_unknown_one_is_answered_with_the_nearest() 
     registry.unregister("alpha")
     registry.register("alpha", 2)
     assert registry.find("alpha") == 2
+
+
+def test_a_file_that_is_not_there_or_has_the_name_of_another_module_is_refused(
+    tmp_path: Path,
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder in (tmp_path, other):
+        (folder / "mine.py").write_text("")
+    (other / "statistics.py").write_text("")
+    load = "from flowdup.registry import import_modules as i; i({})".format
+    assert "no file" in run(load("['none.py']"), tmp_path)
+    assert "has the name of another module" in run(load("['mine.py', 'other/mine.py']"), tmp_path)
+    assert "rename the file" in run(load("['other/statistics.py']"), tmp_path)
+
+
+def test_a_class_that_is_no_method_and_settings_without_defaults_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Bare:
+        scale: float
+
+    with pytest.raises(ConfigError, match="must be a subclass of Method"):
+        register_method("odd", int)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="need defaults"):
+        register_method("odd", FedAvg, Bare)
+
+
+def test_two_methods_in_one_file_are_told_apart_by_their_classes() -> None:
+    class One(FedAvg):
+        """The first."""
+
+    class Two(FedAvg):
+        """The second."""
+
+    for name, method in (("one", One), ("two", Two)):
+        register_method(name, method)
+    try:
+        assert [summary(name) for name in ("one", "two")] == ["The first", "The second"]
+    finally:
+        for name in ("one", "two"):
+            METHODS.unregister(name)

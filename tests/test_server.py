@@ -1,14 +1,21 @@
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import method, population
 
+from flowdup.config import read_config
 from flowdup.engines import Roster
 from flowdup.errors import ConfigError, TrainingError
+from flowdup.methods import METHODS, Params, register_method
+from flowdup.methods.fedavg import FedAvg
 from flowdup.random import Stream
-from flowdup.server import ServerConfig, sample_cohort
+from flowdup.run import train_run
+from flowdup.server import ServerConfig, initial_state, sample_cohort
 
 
 def roster(yes: int, no: int) -> Roster:
@@ -125,3 +132,29 @@ def test_the_learning_rate_falls_over_the_last_share_of_the_rounds() -> None:
     assert [constant.rate(r) for r in range(1, 11)] == [1.0] * 10
     assert [falling.rate(r) for r in (1, 6, 7)] == [1.0] * 3
     assert [falling.rate(r) for r in (8, 9, 10)] == pytest.approx([0.75, 0.5, 0.25])
+
+
+class Told(FedAvg):
+    broadcast = ("table", "rate")
+
+    def server_state(self) -> Params:
+        return {"table": torch.zeros(3), "rate": torch.ones(())}
+
+
+def test_what_is_broadcast_may_have_any_shape_but_no_name_of_something_else(
+    tmp_path: Path,
+) -> None:
+    register_method("told", Told)
+    try:
+        config = read_config(
+            {"model": "mlp", "method": {"name": "told"}, "server": {"rounds": 1, "cohort": 2}}
+        )
+        (metrics,) = train_run(config, tmp_path, population=population())
+        assert metrics["rate"] == 1.0 and "table" not in metrics
+        for taken in ("loss", "1.weight"):
+            odd = method("fedavg", model="mlp")
+            odd.broadcast = (taken,)
+            with pytest.raises(ConfigError, match=f"broadcasts '{taken}'"):
+                initial_state(ServerConfig(), odd, Stream(0), torch.device("cpu"), torch.float32)
+    finally:
+        METHODS.unregister("told")

@@ -2,15 +2,16 @@
 
 An aggregation is a function of psi and of the replies as they come.  `mean` is content with sums
 of many clients, which a batched engine gives.  One that must see every client (a clipped or noised
-mean, a trimmed mean, a median) asks for replies with `clients == 1`.
+mean, a trimmed mean, a median) reads them through `one_by_one`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from flowdup.errors import ConfigError
 from flowdup.messages import Reply
 from flowdup.params import Params, pack, unpack
 from flowdup.rank_one import Factors
@@ -34,22 +35,40 @@ def mean(psi: Params, replies: Iterable[Reply]) -> Update:
     return Update(unpack(vector, delta), whole.loss / whole.clients, padding)
 
 
+def one_by_one(replies: Iterable[Reply]) -> Iterator[Reply]:
+    """The replies of single clients, for an aggregation that must see each of them."""
+    for reply in replies:
+        if reply.clients > 1:
+            raise ConfigError(
+                "this aggregation needs every client's own reply, and the engine gives sums: set "
+                "engine.name to 'sequential'"
+            )
+        yield reply
+
+
 def total(replies: Iterable[Reply]) -> Reply:
     """One reply that is the sum of all; factors of all clients are multiplied at once."""
-    ordered = iter(replies)
-    first = next(ordered)
-    sums, losses = dict(first.delta), [first.loss]
-    factors = {n: [f] for n, f in first.factors.items()}
-    points, rows, clients = first.points, first.rows, first.clients
-    for number, reply in enumerate(ordered):
-        add = Tensor.add_ if number else Tensor.add  # the first sum is a tensor of our own
-        sums = {n: add(s, reply.delta[n]) for n, s in sums.items()}
-        for name, own in reply.factors.items():
-            factors[name].append(own)
+    sums: Params = {}
+    own: set[str] = set()  # sums that are tensors of ours, not a reply's
+    factors: dict[str, list[Factors]] = {}
+    losses: list[Tensor] = []
+    round, points, rows, clients = 0, 0, 0, 0
+    for reply in replies:
+        for name, change in reply.delta.items():
+            if name in own:
+                sums[name].add_(change)
+            elif name in sums:
+                sums[name] = sums[name] + change
+                own.add(name)
+            else:
+                sums[name] = change
+        for name, pair in reply.factors.items():
+            factors.setdefault(name, []).append(pair)
         losses.append(reply.loss)
+        round, clients = reply.round, clients + reply.clients
         points, rows = points + reply.points, rows + reply.rows
-        clients += reply.clients
-    for name, parts in factors.items():
-        sums[name] = Factors(*map(torch.cat, zip(*parts, strict=True))).product()
+    for name, pairs in factors.items():
+        product = Factors(*map(torch.cat, zip(*pairs, strict=True))).product()
+        sums[name] = sums[name] + product if name in sums else product
     loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
-    return Reply(first.round, sums, loss, points, rows, clients=clients)
+    return Reply(round, sums, loss, points, rows, clients=clients)

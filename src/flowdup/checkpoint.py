@@ -82,7 +82,7 @@ def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> N
             f"training diverged by round {state.round}: lower client.optimizer.lr or "
             "server.optimizer.lr; the checkpoint before is intact"
         )
-    groups = {"psi": state.psi, "server": state.optimizer, "method": state.method}
+    groups = {"psi": state.psi, "server": state.optimizer, "method": state.method_state}
     tensors = {f"{g}/{n}": t.cpu().clone() for g, ts in groups.items() for n, t in ts.items()}
     content = save_tensors(tensors)
     sha256 = hashlib.sha256(content).hexdigest()

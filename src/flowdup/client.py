@@ -96,7 +96,7 @@ class ClientUpdate:
     def step(self, start: Params, local: Local, batch: Batch, place: Tensor) -> Step:
         """psi <- GradientUpdate(psi, g; eta_l) on one local batch.
 
-        `start` is what the server sent; `place` [most_steps] is 1 where this step stands.
+        `start` is what the server sent, `place` [most_steps] the step's number, one-hot.
         """
 
         def loss(psi: Params) -> Tensor:

@@ -88,7 +88,9 @@ METRICS = Registry(
 )
 
 
-def register_metric(name: str, function: MetricFunction, higher_is_better: bool = True) -> None:
+def register_metric(
+    name: str, function: MetricFunction, higher_is_better: bool = True, unit: str = ""
+) -> None:
     """Add a metric of one's own: a function of one client's logits [n, C] and labels y [n], on the
     CPU, only points with a label.
 
@@ -99,7 +101,7 @@ def register_metric(name: str, function: MetricFunction, higher_is_better: bool 
         raise ConfigError(
             f"a metric cannot be named '{name}': use small letters, digits and underscores"
         )
-    METRICS.register(name, Metric(function, higher_is_better))
+    METRICS.register(name, Metric(function, higher_is_better, unit))
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ def evaluate(
     """Every metric of every client, in both readings; the stream halves the clients' points."""
     if not any(client.labeled for client in clients):
         raise DataError("no client to evaluate has labels to compare with: label some test clients")
-    transductive = _transductive(engine, params, clients, METRICS)
-    held_out = _held_out(engine, params, clients, stream)
+    metrics = dict(METRICS)
+    transductive = _transductive(engine, params, clients, metrics)
+    held_out = _held_out(engine, params, clients, metrics, stream)
     return [
         ClientScore(c.name, c.traits, len(c), dict(zip(READINGS, both, strict=True)))
         for c, *both in zip(clients, transductive, held_out, strict=True)
@@ -174,7 +177,11 @@ def _transductive(
 
 
 def _held_out(
-    engine: Engine, params: Params, clients: Sequence[ClientData], stream: Stream
+    engine: Engine,
+    params: Params,
+    clients: Sequence[ClientData],
+    metrics: Mapping[str, Metric],
+    stream: Stream,
 ) -> list[Values]:
     """Client i's order is substream i; a client of one point has no other half."""
     found: list[Values] = [{} for _ in clients]
@@ -186,7 +193,7 @@ def _held_out(
     pairs = [SupportQuery(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
     for (i, (_, query)), own in zip(halves.items(), engine.logits(params, pairs), strict=True):
         y = clients[i].y
-        found[i] = _values(own, None if y is None else y[query], METRICS)
+        found[i] = _values(own, None if y is None else y[query], metrics)
     return found
 
 

@@ -5,6 +5,7 @@ what was measured.  The project's own methods are held to the same list.
 """
 
 import inspect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +34,7 @@ from flowdup.server import ServerConfig, ServerState, initial_state, train
 
 SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
 _CPU, _EXACT = torch.device("cpu"), torch.float64
+_ZERO = torch.zeros((), dtype=_EXACT)
 
 
 class LawBrokenError(FlowdupError):
@@ -134,13 +136,13 @@ def engines(case: Case) -> None:
 def order(case: Case) -> None:
     """The order of a set does not matter: not of the unlabeled points, not inside a half-batch."""
     x = case.client(9, case.batch_size).x
-    turned = torch.arange(len(x) - 1, -1, -1)
-    if (apart := _distance(case.personalize(x), case.personalize(x[turned]))) > 1e-9:
+    mixed = torch.from_numpy(Stream(case.seed).child("mixed").permutation(len(x)))
+    if (apart := _distance(case.personalize(x), case.personalize(x[mixed]))) > 1e-9:
         raise LawBrokenError(
             f"the same points in another order give weights that differ by {apart:.2g}"
         )
     batch = case.batch(case.batch_size)
-    other = _join(Batch(*(t.flip(0) for t in half)) for half in batch.halves())
+    other = _join(_mixed(half, Stream(case.seed).child("half")) for half in batch.halves())
     if (apart := float((case.loss(batch) - case.loss(other)).abs())) > 1e-9:
         raise LawBrokenError(
             f"the loss changes by {apart:.2g} when the points of each half-batch change places"
@@ -201,13 +203,13 @@ def weights(case: Case) -> None:
 
 def seed(case: Case) -> None:
     """The seed alone decides where training starts, and no global random state is read or moved."""
-    before = torch.get_rng_state()
+    before = _global_random_state()
     again = replace(case)
     starts = [c.built.init(Stream(case.seed).child("psi")) for c in (case, again)]
     again.loss(again.batch(again.batch_size))
     again.personalize(again.client(9, again.batch_size).x)
-    if not torch.equal(before, torch.get_rng_state()):
-        raise LawBrokenError("building or using the method moves torch's global random state")
+    if before != _global_random_state():
+        raise LawBrokenError("building or using the method moves a global random state")
     if (apart := _distance(*starts)) > 0:
         raise LawBrokenError(f"the same seed gives a psi that differs by {apart:.2g}")
 
@@ -234,6 +236,8 @@ def checkpoint(case: Case) -> None:
         found, state = load_checkpoint(Path(folder))
     again = replace(case, method=MethodConfig.from_table(found.method))
     found.check(again.built)
+    if _distance(state.method_state, case.built.server_state()) > 0:
+        raise LawBrokenError("the method's server state comes back changed")
     x = case.client(9, case.batch_size).x
     with torch.no_grad():
         model = again.built.personalize(state.psi, x, torch.ones(len(x), dtype=_EXACT))
@@ -269,13 +273,19 @@ def read_cases(module: str, model: str, settings: Sequence[str]) -> Iterator[tup
             table = override(table, text)
         if table.keys() != {"method"}:
             raise ConfigError("only settings of the method can change here: --set method.KEY=VALUE")
-        yield name, Case(MethodConfig.from_table(table["method"]), model)
+        case = Case(MethodConfig.from_table(table["method"]), model)
+        case.psi  # noqa: B018  (what cannot be built breaks no law)
+        yield name, case
 
 
 def methods_of(module: str) -> list[str]:
     import_modules([module])
     own = Path(module).stem if module.endswith(".py") else module
-    return [name for name, entry in METHODS.items() if entry.method.__module__ == own]
+    return [
+        name
+        for name, entry in METHODS.items()
+        if entry.method.__module__ == own or entry.method.__module__.startswith(f"{own}.")
+    ]
 
 
 class Verdict(NamedTuple):
@@ -298,8 +308,19 @@ def check_method(case: Case) -> Iterator[Verdict]:
         yield Verdict(name, text, broken)
 
 
+def _global_random_state() -> tuple[object, ...]:
+    """Of torch, NumPy and Python."""
+    name, words, *rest = np.random.get_state()
+    return torch.get_rng_state().tolist(), name, list(words), rest, random.getstate()
+
+
 def _noise(draw: Stream, like: Tensor) -> Tensor:
     return torch.from_numpy(draw.uniform(like.numel())).to(_EXACT).reshape(like.shape)
+
+
+def _mixed(batch: Batch, draw: Stream) -> Batch:
+    rows = torch.from_numpy(draw.permutation(len(batch.y)))
+    return Batch(*(t[rows] for t in batch))
 
 
 def _join(halves: Iterator[Batch]) -> Batch:
@@ -310,5 +331,13 @@ def _distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     """The largest difference, NaN counting as infinite."""
     if a.keys() != b.keys():
         return float("inf")
-    apart = torch.stack([(a[n].double() - b[n].double()).abs().max() for n in a])
+    pairs = [(a[n].double(), b[n].double()) for n in a]
+    apart = torch.stack([_ZERO, *((x - y).abs().max() for x, y in pairs if not _same(x, y))])
     return float(torch.nan_to_num(apart, nan=float("inf")).max())
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """To the bit, NaN where NaN is."""
+    return bool(torch.equal(torch.isnan(a), torch.isnan(b))) and torch.equal(
+        torch.nan_to_num(a), torch.nan_to_num(b)
+    )

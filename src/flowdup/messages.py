@@ -46,6 +46,13 @@ class Task:
     def for_member(self, position: int) -> "Task":
         return replace(self, cohort={position: self.cohort[position]})
 
+    def check(self, schema: Schema) -> "Task":
+        """The task itself; MessageError if its psi is not such a one."""
+        _check_names(self.psi, schema)
+        for name, tensor in self.psi.items():
+            _check_tensor(name, tensor, schema[name])
+        return self
+
     @property
     def start(self) -> Params:
         """All tensors that a client is sent."""
@@ -83,20 +90,18 @@ class Reply:
         """The reply itself; MessageError if it is not one to a task with such a psi."""
         if self.round != round:
             raise MessageError(f"a reply to round {self.round} came in round {round}: drop it")
-        names = [*self.delta, *self.factors]
-        if sorted(names) != sorted(schema):
-            odd = sorted(set(names) ^ set(schema)) or sorted(n for n in names if names.count(n) > 1)
-            raise MessageError(f"a reply has other tensors than psi ('{odd[0]}'): drop it")
+        _check_names([*self.delta, *self.factors], schema)
         for name, tensor in self.delta.items():
             _check_tensor(name, tensor, schema[name])
         for name, (left, right) in self.factors.items():
             shape, dtype = schema[name]
-            if len(shape) != 2:
-                raise MessageError(f"a reply has factors of '{name}', which is no matrix: drop it")
+            if len(shape) != 2 or left.ndim != 2 or self.clients != 1:
+                raise MessageError(f"a message has factors of '{name}' that cannot be: drop it")
             for side, tensor, width in zip(("left", "right"), (left, right), shape, strict=True):
                 wanted = TensorSpec((left.shape[0], width), dtype)
                 _check_tensor(f"{name}, {side}", tensor, wanted)
-        if self.loss.shape != () or not 0 <= self.points <= self.rows or self.clients < 1:
+        counted = 0 <= self.points <= self.rows and self.rows > 0 and self.clients > 0
+        if self.loss.shape != () or not self.loss.is_floating_point() or not counted:
             raise MessageError("a reply has a loss or counts that cannot be: drop it")
         return self
 
@@ -109,11 +114,18 @@ class Reply:
         return self
 
 
+def _check_names(names: Iterable[str], schema: Schema) -> None:
+    names = list(names)
+    if sorted(names) != sorted(schema):
+        odd = sorted(set(names) ^ set(schema)) or sorted(n for n in names if names.count(n) > 1)
+        raise MessageError(f"a message has other tensors than psi ('{odd[0]}'): drop it")
+
+
 def _check_tensor(name: str, tensor: Tensor, wanted: TensorSpec) -> None:
     if tuple(tensor.shape) != wanted.shape or tensor.dtype != wanted.dtype:
         raise MessageError(
-            f"a reply has '{name}' of shape {tuple(tensor.shape)} and type {tensor.dtype}, psi has "
-            f"{wanted.shape} and {wanted.dtype}: drop it"
+            f"a message has '{name}' of shape {tuple(tensor.shape)} and type {tensor.dtype}, psi "
+            f"has {wanted.shape} and {wanted.dtype}: drop it"
         )
 
 

@@ -78,8 +78,8 @@ def load_model(path: str | Path) -> PersonalModel:
         raise CheckpointError(
             f"the model {path} was changed or is not flowdup's: personalize again"
         )
-    told = json.loads(about)
-    return PersonalModel(told["model"], read_spec(told["inputs"]), weights)
+    described = json.loads(about)
+    return PersonalModel(described["model"], read_spec(described["inputs"]), weights)
 
 
 class Federation:

@@ -95,7 +95,7 @@ class Jobs(_Bars):
     def _watch(self) -> None:
         while not self.stop.wait(0.5):
             for folder, rounds in self.rounds.items():
-                lines = RunFolder(Path(folder)).rounds_told()
+                lines = RunFolder(Path(folder)).count_rounds()
                 if lines and folder not in self.tasks:
                     self.tasks[folder] = self.progress.add_task(folder, total=rounds)
                 if folder in self.tasks:

@@ -24,8 +24,8 @@ def _processor() -> str:
 
 def _commit() -> str:
     """Of the source tree; FLOWDUP_COMMIT names it where a copy has no history."""
-    if told := os.environ.get("FLOWDUP_COMMIT"):
-        return told
+    if named := os.environ.get("FLOWDUP_COMMIT"):
+        return named
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():  # installed: a repository around it is somebody else's
         return "unknown"

@@ -111,7 +111,7 @@ def applied_once(loss: Loss, psi: Params, names: Sequence[str]) -> tuple[str, ..
         probes = {n: Outer.zeros(psi[n]) for n in kept}
         try:
             with torch.no_grad():
-                loss(psi | _matrices(psi, factors, probes))
+                loss(psi | _matrices(psi, factors, probes, trial=True))
             break
         except NotRankOneError as error:
             kept.remove(error.name)
@@ -146,9 +146,11 @@ class RankOneMatrix:
     the zeros in `probe` are the two factors of the gradient by the matrix.
     """
 
-    def __init__(self, name: str, base: Tensor, factors: Factors, probe: Outer) -> None:
+    def __init__(
+        self, name: str, base: Tensor, factors: Factors, probe: Outer, trial: bool = False
+    ) -> None:
         self.name, self.base, self.factors, self.probe = name, base, factors, probe
-        self.applied = False
+        self.trial, self.applied = trial, False
 
     def __matmul__(self, a: Tensor) -> Tensor:
         if self.applied or a.ndim != 1:
@@ -156,7 +158,7 @@ class RankOneMatrix:
         self.applied = True
         try:
             changed: Tensor = _Apply.apply(  # type: ignore[no-untyped-call]
-                a, self.base, *self.factors, *self.probe
+                a, self.base, *self.factors, *self.probe, self.trial
             )
         except _SeveralVectorsError:
             raise NotRankOneError(self.name) from None
@@ -192,31 +194,42 @@ def apply(matrix: Tensor, a: Tensor, bias: Tensor) -> Tensor:
 
 
 def _matrices(
-    bases: Params, factors: dict[str, Factors], probes: dict[str, Outer]
+    bases: Params, factors: dict[str, Factors], probes: dict[str, Outer], trial: bool = False
 ) -> dict[str, Any]:
-    return {n: RankOneMatrix(n, bases[n], f, probes[n]) for n, f in factors.items()}
+    return {n: RankOneMatrix(n, bases[n], f, probes[n], trial) for n, f in factors.items()}
 
 
 class _SeveralVectorsError(Exception):
-    """A matrix meets several vectors of one client, under a vmap of the loss's own."""
+    """A matrix meets several vectors of one client: under a vmap of the loss's own, or once more
+    in a gradient that the loss takes itself.
+    """
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(
-        a: Tensor, base: Tensor, left: Tensor, right: Tensor, into_g: Tensor, into_a: Tensor
+        a: Tensor,
+        base: Tensor,
+        left: Tensor,
+        right: Tensor,
+        into_g: Tensor,
+        into_a: Tensor,
+        trial: bool,
     ) -> Tensor:
         return _product(a, base, left, right)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:4])
+        ctx.trial = inputs[6]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.trial:  # nobody asked for a gradient but the loss itself
+            raise _SeveralVectorsError
         (g,) = gradients
         a, base, left, right = ctx.saved_tensors
-        return g @ base + (left @ g) @ right, None, None, None, g, a
+        return g @ base + (left @ g) @ right, None, None, None, g, a, None
 
     @staticmethod
     def vmap(
@@ -225,7 +238,7 @@ class _Apply(torch.autograd.Function):
         a: Tensor,
         base: Tensor,
         left: Tensor,
-        *rest: Tensor,
+        *rest: Any,
     ) -> tuple[Tensor, int]:
         """Over clients, each with factors of its own."""
         if dims[2] is None:

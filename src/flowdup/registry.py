@@ -18,23 +18,23 @@ from flowdup.settings import nearest
 
 Item = TypeVar("Item")
 
-_installed: list[str] = []  # entry points that were imported, once
+_scanned = False  # whether installed packages were looked for, once
 
 
 class Registry(Mapping[str, Item], Generic[Item]):
     """Items of one kind by name.  Asking for a name, or for all, imports installed packages."""
 
     def __init__(self, kind: str, items: Mapping[str, Item]) -> None:
-        self.kind, self.items_here = kind, dict(items)
+        self.kind, self.known = kind, dict(items)
 
     def register(self, name: str, item: Item) -> None:
-        if self.items_here.get(name, item) != item:
+        if self.known.get(name, item) != item:
             raise ConfigError(f"a {self.kind} named '{name}' exists already: choose another name")
-        self.items_here[name] = item
+        self.known[name] = item
 
     def unregister(self, name: str) -> None:
         """Forget a name, to register it anew."""
-        del self.items_here[name]
+        del self.known[name]
 
     def find(self, name: object) -> Item:
         """The item, or a ConfigError that says which names there are."""
@@ -47,13 +47,13 @@ class Registry(Mapping[str, Item], Generic[Item]):
         return self[name]
 
     def __getitem__(self, name: str) -> Item:
-        if name not in self.items_here:
+        if name not in self.known:
             import_installed()
-        return self.items_here[name]
+        return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
         import_installed()
-        return iter(self.items_here)
+        return iter(self.known)
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -65,23 +65,25 @@ def import_modules(modules: Sequence[str]) -> None:
         try:
             if module.endswith(".py"):
                 _import_file(Path(module))
-            else:
+                continue
+            if "" not in sys.path:
                 sys.path.insert(0, "")
-                importlib.import_module(module)
+            importlib.import_module(module)
         except FlowdupError:
             raise
         except Exception as error:  # whatever a user's module may raise
             raise ConfigError(
-                f"--import {module} failed with {error!r}: mend the module"
+                f"importing {module} failed with {error!r}: mend the module"
             ) from error
 
 
 def import_installed() -> None:
-    """Import what installed packages offer; a broken one is named."""
+    """Import what installed packages offer, once; a broken one is named."""
+    global _scanned  # noqa: PLW0603
+    if _scanned:
+        return
+    _scanned = True
     for point in entry_points(group="flowdup"):
-        if point.value in _installed:
-            continue
-        _installed.append(point.value)
         try:
             point.load()
         except Exception as error:  # whatever a package may raise
@@ -91,12 +93,16 @@ def import_installed() -> None:
 
 
 def _import_file(path: Path) -> None:
-    name = path.stem
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    """As a module of the file's name, which no other module may have."""
+    name, path = path.stem, path.resolve()
+    if not path.is_file():
         raise ConfigError(f"there is no file {path} to import: check the path")
+    if name in sys.modules:
+        if getattr(sys.modules[name], "__file__", None) == str(path):
+            return
+        raise ConfigError(f"{path} has the name of another module, '{name}': rename the file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, as an import does: dataclasses look there
     try:

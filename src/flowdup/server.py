@@ -46,7 +46,7 @@ class ServerState:
     round: int
     psi: Params
     optimizer: State
-    method: Params = field(default_factory=dict)  # the method's own state
+    method_state: Params = field(default_factory=dict)  # what the method keeps besides psi
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ def initial_state(
 ) -> ServerState:
     psi = {n: p.to(device, dtype) for n, p in method.init(stream.child("psi")).items()}
     own = {n: s.to(device, dtype) for n, s in method.server_state().items()}
+    if taken := {"round", "loss", "padding", "seconds", *psi} & {*method.broadcast}:
+        raise ConfigError(
+            f"the method broadcasts '{min(taken)}', which is the name of something else: rename it"
+        )
     return ServerState(0, psi, Optimizer(config.optimizer).init(psi), own)
 
 
@@ -120,13 +124,13 @@ def train(
         chosen = sample_cohort(
             config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
         )
-        broadcast = {n: state.method[n] for n in method.broadcast}
+        broadcast = {n: state.method_state[n] for n in method.broadcast}
         task = Task(number, state.psi, broadcast, dict(enumerate(chosen)))
         replies = (reply.check(number, schema) for reply in engine.train(task))
         update = aggregate(state.psi, replies)
         psi, memory = optimizer.step_along(
             state.psi, update.delta, state.optimizer, config.rate(number)
         )
-        own = method.update_server_state(state.method, update.loss)
+        own = method.update_server_state(state.method_state, update.loss)
         state = ServerState(number, psi, memory, own)
         yield Round(state, update.loss, broadcast, update.padding)

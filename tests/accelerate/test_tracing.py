@@ -1,5 +1,6 @@
 """Steps traced and run without Python give what they give as they are written."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
@@ -78,3 +79,13 @@ def test_every_call_gives_the_same_bits() -> None:
 
 def test_what_torchscript_cannot_express_runs_in_python() -> None:
     both(lambda x: torch.view_as_real(x * 1j), torch.randn(3, dtype=torch.complex64))
+
+
+def test_what_cannot_be_traced_runs_as_it_is_written_and_says_so() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.warns(RuntimeWarning, match="this function cannot be traced"):
+        program = TracedFunction(step, torch.ones(2))
+    assert program(torch.ones(2)).tolist() == [2, 2]
+    assert program(-torch.ones(2)).tolist() == [-2, -2]

@@ -13,6 +13,7 @@ import torch
 from flowdup.config import read_config
 from flowdup.data import ClientData, DataConfig, InputSpec, load_population
 from flowdup.data.images import Images
+from flowdup.data.population import LOADERS, register_source
 from flowdup.data.sources import SOURCES
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
@@ -172,3 +173,23 @@ def test_one_learns_from_a_table(tmp_path: Path) -> None:
     config = replace(config, data=shops(tmp_path / "shops.parquet"))
     losses = [metrics["loss"] for metrics in train_run(config, tmp_path / "run")]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ({"train": []}, "with at least one client"),
+        ({"test": []}, "gave the groups test"),
+        ({"train": [ClientData(torch.zeros(2, 3))], "valid": []}, "train, valid"),
+        ({"train": [ClientData(torch.zeros(2))]}, "one row per point"),
+    ],
+)
+def test_a_source_of_a_users_own_that_gives_something_else_is_told_so(
+    found: dict[str, list[ClientData]], sentence: str
+) -> None:
+    register_source("odd", lambda config, stream: found)
+    try:
+        with pytest.raises(DataError, match=sentence):
+            load_population(DataConfig("odd"), Stream(0))
+    finally:
+        LOADERS.unregister("odd")

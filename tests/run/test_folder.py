@@ -68,11 +68,11 @@ def test_metrics_after_a_round_are_dropped_with_an_unfinished_line(folder: RunFo
     assert folder.metrics.read_text() == rows(1, 2, 3)
     folder.append_metrics({"round": 4})
     assert [row["round"] for row in folder.read_metrics()] == [1, 2, 3, 4]
-    assert folder.rounds_told() == 4
+    assert folder.count_rounds() == 4
 
 
 def test_a_run_that_has_not_begun_has_no_metrics_and_no_evaluation(folder: RunFolder) -> None:
-    assert folder.read_metrics() == [] and folder.rounds_told() == 0
+    assert folder.read_metrics() == [] and folder.count_rounds() == 0
     assert folder.read_evaluation() == {} and not folder.started
     assert folder.cut_metrics(0) == 0.0
 

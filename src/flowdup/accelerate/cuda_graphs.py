@@ -17,7 +17,7 @@ _WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
 class CudaGraphFunction:
     """function(x) as one launch of a CUDA graph, for x of the same shape and type as this one.
 
-    Threads take turns, on one stream.
+    Threads take turns, whichever streams they use.
     """
 
     def __init__(self, function: Callable[..., Any], x: Tensor) -> None:
@@ -28,14 +28,21 @@ class CudaGraphFunction:
             self.out, self.structure = tree.flatten(self.traced(x))
 
         self.replay = capture(program, [self.x])
+        self.done: torch.cuda.Event | None = None  # when the last caller has its copy
+        if x.is_cuda:
+            self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Any:
         found = [torch.empty_like(t) for t in self.out]
         with self.turn:
+            if self.done:
+                self.done.wait()
             self.x.copy_(x)
             self.replay()
             torch_private.copy_all(found, self.out)
+            if self.done:
+                self.done.record()
         return tree.unflatten(found, self.structure)
 
 

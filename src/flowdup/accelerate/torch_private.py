@@ -114,6 +114,10 @@ def _find(name: str) -> Any | None:
         return None
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def _warn(name: str, reason: str, fallback: str) -> None:
     text = f"flowdup does without {name} (torch {torch.__version__}: {reason}): {fallback}"
     warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -140,9 +144,13 @@ def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModul
     if make_fx is None:
         return None
     with BUILDING:
-        traced: GraphModule = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(
-            *tensors
-        )
+        try:
+            tracer = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)
+            traced: GraphModule = tracer(*tensors)
+        except Exception as error:  # a branch on a value, say; an error of its own comes again
+            reason = f"this function cannot be traced, {_first_line(error)}"
+            _warn("make_fx", reason, PIECES["make_fx"].fallback)
+            return None
     return traced
 
 
@@ -169,16 +177,25 @@ def stride_order() -> Callable[..., Any] | None:
 
 
 def inductor_compile(traced: GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compiled by torch for tensors of exactly these shapes; ask `can_compile` first."""
+    """Compiled by torch for tensors of exactly these shapes; ask `can_compile` first.
+
+    As it is where torch's compiler fails: without a C compiler, say.
+    """
     standalone_compile = look_up("standalone_compile")
     assert standalone_compile is not None
     with _no_torchscript_warnings():
-        compiled: Callable[..., Any] = standalone_compile(
-            traced,
-            [*tensors],
-            dynamic_shapes="from_example_inputs",
-            options={"config_patches": known_options(INDUCTOR_OPTIONS)},
-        )
+        try:
+            compiled: Callable[..., Any] = standalone_compile(
+                traced,
+                [*tensors],
+                dynamic_shapes="from_example_inputs",
+                options={"config_patches": known_options(INDUCTOR_OPTIONS)},
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever torch's compiler may raise
+            _warn("standalone_compile", f"it failed, {_first_line(error)}", _NOT_COMPILED)
+            return traced
     return compiled
 
 

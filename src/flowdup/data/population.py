@@ -193,8 +193,18 @@ def _population(
     groups = found if isinstance(found, Mapping) else {"all": found}
     if "all" in groups:
         groups = _split(groups["all"], config, stream)
+    if not {"train"} <= groups.keys() <= {"train", "validation", "test"} or not groups["train"]:
+        raise DataError(
+            f"data.source = '{config.source}' gave the groups {', '.join(groups) or '(none)'}: "
+            "give train, with at least one client, and perhaps validation and test"
+        )
     train = groups["train"]
     first = train[0].x
+    if first.ndim < 2:
+        raise DataError(
+            f"data.source = '{config.source}' gave inputs of shape {tuple(first.shape)}: give an "
+            "array with one row per point"
+        )
     dtype = "uint8" if first.dtype == torch.uint8 else "float32"
     classes = config.classes or _count_classes(train)
     if len(config.mean) not in (0, 1, first.shape[1]):

@@ -41,7 +41,10 @@ class Engine(Protocol):
     roster: Roster
 
     def train(self, task: Task) -> Iterator[Reply]:
-        """Every member's reply to a task, or sums of several members' replies."""
+        """Every member's reply to a task, or sums of several members' replies.
+
+        Beware: an engine may write the next round's numbers over a reply's tensors.
+        """
         ...
 
     def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:

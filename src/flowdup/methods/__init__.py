@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from flowdup.errors import ConfigError
 from flowdup.methods.base import Batch, Method, NoSettings, Objective
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
@@ -63,14 +64,23 @@ def register_method(name: str, method: type[Method], settings: type[Any] = NoSet
     `method(settings, context)` builds it; `settings` is a frozen dataclass whose fields all have
     defaults.  `flowdup check` tries whether it keeps the laws of a method.
     """
+    if Method not in method.__mro__:
+        raise ConfigError(f"the class of method '{name}' must be a subclass of Method")
+    try:
+        settings()
+    except TypeError as error:
+        raise ConfigError(f"the settings of method '{name}' need defaults: {error}") from None
     METHODS.register(name, MethodEntry(method, settings))
 
 
 def summary(name: str) -> str:
-    """What a method is, in one line: the first of its file's docstring, after the name."""
+    """What a method is, in one line: the first of its file's docstring, after the name, or of its
+    class's where a file has several.
+    """
     method = METHODS[name].method
-    text = inspect.getdoc(inspect.getmodule(method)) or inspect.getdoc(method) or ""
-    first = text.partition("\n")[0]
+    alone = [e.method.__module__ for e in METHODS.values()].count(method.__module__) == 1
+    text = (inspect.getdoc(inspect.getmodule(method)) if alone else "") or method.__doc__ or ""
+    first = text.strip().partition("\n")[0]
     return (first.partition(": ")[2] or first).rstrip(".")
 
 

@@ -88,22 +88,22 @@ def line_chart(
     low, high = min(span[0], span[1] - 1), span[1]
     x = Axis(low, high, LEFT, WIDTH - RIGHT, nice_step(high - low, 6, least=1))
     y = rounded_axis(values, HEIGHT - BOTTOM, TOP, PERCENT if percent else INFINITE)
-    told = [f"{v:.1f} %" if percent else f"{v:.3g}" for v in values]
+    labels = [f"{v:.1f} %" if percent else f"{v:.3g}" for v in values]
     body = [_grid(x, y, "round"), _curve(x, y, rounds, values, "line faint" if trend else "line")]
-    end, end_told = values[-1], told[-1]
+    end, end_label = values[-1], labels[-1]
     if trend:
         mean = running_mean(values)
         body.append(_curve(x, y, rounds, mean, "trend"))
-        end, end_told = mean[-1], f"{mean[-1]:.3g}"
+        end, end_label = mean[-1], f"{mean[-1]:.3g}"
     if len(points) <= MOST_DOTS:
         body += [
             f'<circle class="dot" cx="{x(r):.1f}" cy="{y(v):.1f}" r="3">'
             f"<title>round {r}: {text}</title></circle>"
-            for (r, v), text in zip(points, told, strict=True)
+            for (r, v), text in zip(points, labels, strict=True)
         ]
     body.append(f'<circle class="end" cx="{x(rounds[-1]):.1f}" cy="{y(end):.1f}" r="4"/>')
-    body.append(_text(x(rounds[-1]) + 9, y(end) + 4, end_told, "value", "start"))
-    first, last = f"{told[0]} at round {rounds[0]}", f"{told[-1]} at round {rounds[-1]}"
+    body.append(_text(x(rounds[-1]) + 9, y(end) + 4, end_label, "value", "start"))
+    first, last = f"{labels[0]} at round {rounds[0]}", f"{labels[-1]} at round {rounds[-1]}"
     return _svg(f"{name}: {first}, {last}", body)
 
 
@@ -165,6 +165,6 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
     )
 
 
-def _svg(told: str, body: Sequence[str]) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(told)}">'
+def _svg(label: str, body: Sequence[str]) -> str:
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
     return f"{head}{''.join(body)}</svg>"

@@ -104,7 +104,7 @@ def page(run: RunContents) -> str:
 
 def _headline(run: RunContents) -> str:
     method = str(run.evaluation.get("method") or run.setting("method", "name"))
-    told = " on ".join(name for name in (method, run.setting("data", "source")) if name)
+    text = " on ".join(name for name in (method, run.setting("data", "source")) if name)
     facts = []
     if run.metrics:
         seconds = run.metrics[-1].get("seconds")
@@ -126,7 +126,7 @@ def _headline(run: RunContents) -> str:
         f'<div><dt>{term}</dt><dd class="figure">{value}</dd><dd class="soft">{note}</dd></div>'
         for term, value, note in facts
     ]
-    head = f'<h1>{escape(run.name)}</h1><p class="soft">{escape(told) or "A flowdup run"}</p>'
+    head = f'<h1>{escape(run.name)}</h1><p class="soft">{escape(text) or "A flowdup run"}</p>'
     if not items:
         return head + '<p class="empty">No round is finished: this run holds no results yet.</p>'
     return f'{head}<dl class="facts">{"".join(items)}</dl>'
@@ -184,8 +184,8 @@ def _label(name: str, metric: Metric | None) -> str:
     """A metric's name for people, with its unit and its direction where they are known."""
     unit = metric.unit if metric else ""
     lower = "lower is better" if metric and not metric.higher_is_better else ""
-    told = ", ".join(filter(None, (unit, lower)))
-    return SPOKEN.get(name, name.replace("_", " ")) + (f" ({told})" if told else "")
+    text = ", ".join(filter(None, (unit, lower)))
+    return SPOKEN.get(name, name.replace("_", " ")) + (f" ({text})" if text else "")
 
 
 def _digits(metric: Metric | None) -> int:

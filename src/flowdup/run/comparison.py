@@ -116,7 +116,7 @@ def _label(value: Any) -> str:
 
 
 def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -> Iterator[Job]:
-    """Run all jobs and yield each as it is done; `modules` register models of the user's."""
+    """Run all jobs and yield each as it is done; `modules` register a user's own."""
     threads = max(1, torch.get_num_threads() // workers)
     spawn = get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, import_modules, (modules,)) as pool:

@@ -115,7 +115,7 @@ class RunFolder:
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
         return float(kept[-1]["seconds"]) if kept else 0.0
 
-    def rounds_told(self) -> int:
+    def count_rounds(self) -> int:
         """How many lines metrics.jsonl has: cheap enough to ask again and again."""
         return _read(self.metrics).count(b"\n")
 

@@ -63,7 +63,7 @@ class Simulation:
 
         # in the order of `init`: sums over parameters must come out the same, in every process
         psi = {n: state.psi[n] for n in self.federation.psi_names}
-        return ServerState(state.round, here(psi), here(state.optimizer), here(state.method))
+        return ServerState(state.round, here(psi), here(state.optimizer), here(state.method_state))
 
     def listing(self) -> bytes:
         """Who takes part, as a run folder records it."""
@@ -86,7 +86,7 @@ class Simulation:
         config, waiting = self.config, deque[tuple[Round, HostScalars]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
         for latest in train(config.server, self.method, self.engine, state, self.stream):
-            waiting.append((latest, HostScalars([latest.loss, *latest.broadcast.values()])))
+            waiting.append((latest, HostScalars([latest.loss, *_scalars(latest).values()])))
             number = latest.state.round
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
             while waiting and (due or len(waiting) > ahead):
@@ -107,11 +107,16 @@ class Simulation:
         }
 
 
+def _scalars(result: Round) -> Params:
+    """What was broadcast, as far as it is single numbers."""
+    return {n: t for n, t in result.broadcast.items() if t.ndim == 0}
+
+
 def _metrics(result: Round, numbers: Sequence[float]) -> Metrics:
     loss, *broadcast = numbers
     return {
         "round": result.state.round,
         "loss": loss if math.isfinite(loss) else None,
-        **dict(zip(result.broadcast, broadcast, strict=True)),
+        **dict(zip(_scalars(result), broadcast, strict=True)),
         "padding": round(result.padding, 4),
     }

@@ -36,7 +36,7 @@ def train_run(
         folder.check_clients(simulation.listing())
     state = simulation.load_state(folder.checkpoint) if started else simulation.initial_state()
     check_roster(config.server, simulation.method, simulation.engine.roster)
-    wait_for_all()  # until everyone has read what the leading process may now change
+    wait_for_all()  # until everyone has read what the main process may now change
     if not is_main_process():
         for _ in simulation.rounds(state):
             pass
