@@ -26,6 +26,7 @@ def options(
     parser.add_argument("--works", nargs="+", choices=works, default=works)
     parser.add_argument("--contenders", nargs="+", choices=everyone, default=everyone)
     parser.add_argument("--device", default=device)
+    parser.add_argument("--processes", type=int, default=1, help="of each contender, in turn")
     parser.add_argument("--tiny", action="store_true", help="see that it runs, measure nothing")
     parser.add_argument(
         "--against", type=checkout, metavar="DIR", help="another checkout, run beside this one"
@@ -46,7 +47,8 @@ def play(matches: dict[str, Match], chosen: argparse.Namespace) -> Iterator[list
     for title, match in matches.items():
         names = {n: c for n, c in match.contenders.items() if n in chosen.contenders}
         if title in chosen.works and names:
-            some = replace(match, contenders=names)
+            plan = replace(match.plan, processes=chosen.processes)
+            some = replace(match, contenders=names, plan=plan)
             some = tiny(some) if chosen.tiny else some
             yield compete(title, some, chosen.device, chosen.against)
 

@@ -61,6 +61,7 @@ class Plan:
     seconds: float = math.inf  # that a block should not exceed, though it has a round at least
     each: bool = True  # every round is timed; if not, every block, and divided by its rounds
     alone: bool = False  # a contender starts when the last has ended: no memory for all at once
+    processes: int = 1  # of each contender, one after the other: some are faster than others
 
     @property
     def total(self) -> int:
@@ -170,7 +171,7 @@ def compete(title: str, match: Match, device: str, against: Path | None = None) 
     plan, names = match.plan, lineup(match.contenders, against)
     players: list[Player] = []
     with TemporaryDirectory() as folder:
-        for group in [[name] for name in names] if plan.alone else [list(names)]:
+        for group in _groups(list(names), plan):
             with ExitStack() as stack:
                 here: list[Player] = []
                 for name in group:
@@ -193,7 +194,30 @@ def compete(title: str, match: Match, device: str, against: Path | None = None) 
                     player.dismiss()  # all, before any is waited for
                 players += here
         apart = distances(match.work, players)
-    return [_result(title, player, players, apart) for player in players]
+    merged = _merge(players)
+    together = [merged[name] for name in names]
+    return [_result(title, player, together, apart) for player in together]
+
+
+def _groups(names: list[str], plan: Plan) -> list[list[str]]:
+    """Who is there at the same time; every other time they start in the opposite order."""
+    groups: list[list[str]] = []
+    for time in range(plan.processes):
+        ordered = names[:: -1 if time % 2 else 1]
+        groups += [[name] for name in ordered] if plan.alone else [ordered]
+    return groups
+
+
+def _merge(players: Sequence[Player]) -> dict[str, Player]:
+    """The first process of every contender, with the times of all; one that failed, if one did."""
+    merged: dict[str, Player] = {}
+    for player in players:
+        first = merged.setdefault(player.name, player)
+        if not player.present:
+            merged[player.name] = player
+        elif first is not player:
+            first.ms += player.ms
+    return merged
 
 
 def _take_turns(players: Sequence[Player], plan: Plan) -> None:

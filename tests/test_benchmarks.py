@@ -40,10 +40,11 @@ def test_the_benchmark_of_a_gpu_times_blocks_of_rounds_and_a_whole_run(tmp_path:
 
 def test_personalising_is_timed_against_a_forward_pass_of_h1(tmp_path: Path) -> None:
     ways = ["h1 forward", "personalizer, predict", "personalizer"]
-    works = ["--works", "personalize cnn", "--contenders", *ways]
+    works = ["--works", "personalize cnn", "--processes", "2", "--contenders", *ways]
     results = run("gpu.py", tmp_path, "--device", "cpu", *works)
     assert {row["contender"] for row in results} == {*ways}
     assert all(row["ratio_to_h1"] > 0 for row in results)
+    assert {row["rounds"] for row in results} == {2 * 2 * 2}  # processes, blocks, rounds
 
 
 def test_another_checkout_runs_beside_this_one_and_each_says_which_it_is(

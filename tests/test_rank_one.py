@@ -11,6 +11,7 @@ from torch.func import grad, vmap
 
 from flowdup.aggregation import mean
 from flowdup.client import ClientConfig, ClientUpdate
+from flowdup.errors import ConfigError
 from flowdup.methods import Batch, Params
 from flowdup.methods.flowdup import FLowDUP
 from flowdup.optimizers import OptimizerConfig
@@ -131,6 +132,12 @@ def test_only_the_matrix_that_is_read_loses_its_factors() -> None:
     with pytest.warns(UserWarning, match=f"apply {W} to"):
         kept = applied_once(lambda p: m.loss(p, data, psi | broadcast(m)), psi, m.rank_one)
     assert kept == ("h2.hidden.weight",)
+
+
+def test_a_name_that_is_no_matrix_is_refused() -> None:
+    for name in ("psi_r", "nothing"):
+        with pytest.raises(ConfigError, match=f"'{name}', which is no matrix"):
+            applied_once(lambda psi: psi["psi_r"].sum(), {"psi_r": torch.zeros(3)}, [name])
 
 
 def test_an_error_of_the_loss_itself_is_not_taken_for_one_of_the_matrices() -> None:

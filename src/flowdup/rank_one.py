@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn.functional import linear
 
-from flowdup.errors import FlowdupError
+from flowdup.errors import ConfigError, FlowdupError
 from flowdup.params import Params
 
 Loss = Callable[[Params], Tensor]
@@ -105,6 +105,9 @@ def gradient_and_value(
 
 def applied_once(loss: Loss, psi: Params, names: Sequence[str]) -> tuple[str, ...]:
     """Those of the named matrices whose gradient is an outer product: `loss` is tried with them."""
+    for name in names:
+        if name not in psi or psi[name].ndim != 2:
+            raise ConfigError(f"the method's rank_one names '{name}', which is no matrix of psi")
     kept = list(names)
     while kept:
         factors = {n: Factors.zeros(psi[n], 1) for n in kept}
