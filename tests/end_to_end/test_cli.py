@@ -312,7 +312,7 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "could not write" in refused("train", "digits", *SMALL, "--out", images)
     assert "folder" in refused("personalize", run, "--input", images, "--out", "/")
     assert images.exists()
-    assert "--import nothing" in refused("--import", "nothing", "data", "list")
+    assert "importing nothing failed" in refused("--import", "nothing", "data", "list")
 
 
 def _floats(folder: Path) -> Path:

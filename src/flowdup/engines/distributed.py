@@ -5,7 +5,9 @@ one all-reduce of the reply is all that they say to each other in a round.
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -41,7 +43,8 @@ class DistributedEngine:
         self.engine, self.device, self.dtype = engine, device, dtype
         self.roster = engine.roster
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            with _stdout_as_stderr():
+                dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def train(self, task: Task) -> Iterator[Reply]:
@@ -73,3 +76,16 @@ class DistributedEngine:
             places[i].copy_(own)
         dist.all_reduce(together)
         return list(torch.split(together.cpu(), sizes))
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    """What Gloo in torch 2.9 prints when it connects must not stand among a command's output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
