@@ -59,6 +59,19 @@ def test_batched_gives_the_psi_of_sequential(
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_clients_in_1_2_or_8_threads_give_the_same_bits(name: str) -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 8):
+            torch.set_num_threads(threads)
+            found.append(psi_after("sequential", name, "float32", "sgd"))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(other[n], p) for n, p in found[0].items())
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_padding_changes_nothing_against_batches_cut_by_hand(name: str) -> None:
     """Both engines get short batches padded to full rows; here the padding is cut away."""
     m = method(name, torch.float64)

@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from flowdup.accelerate.pooling import ClientMaxPool2d, ClientMean2d
 from flowdup.data.clients import InputSpec
 from flowdup.errors import ConfigError
 from flowdup.models import Network, build_network, register_model
+from flowdup.models.isolated_random import IsolatedRandom
 from flowdup.models.network import replaced_layers
 from flowdup.random import Stream
 
@@ -53,6 +55,65 @@ def test_theta_0_does_not_depend_on_the_global_random_state() -> None:
         found.append(build_network("cnn-small", (1, 8, 8), 4, read).init(Stream(0)))
         assert (torch.get_rng_state() == state).all()
     assert all((found[0][n] == found[1][n]).all() for n in found[0])
+
+
+def test_networks_made_in_threads_while_others_seed_keep_their_definitions() -> None:
+    """Other threads seed torch's generator all the time: what is random would come out equal."""
+    wanted = {n: w.tolist() for n, w in Network.build(Custom, (6,), 3, read).constants.items()}
+    done = threading.Event()
+
+    def seed() -> None:
+        while not done.is_set():
+            torch.manual_seed(0)
+
+    def build(_: int) -> dict[str, object]:
+        return {n: w.tolist() for n, w in Network.build(Custom, (6,), 3, read).constants.items()}
+
+    seeding = [threading.Thread(target=seed) for _ in range(2)]
+    for thread in seeding:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(found == wanted for found in pool.map(build, range(200)))
+    finally:
+        done.set()
+        for thread in seeding:
+            thread.join()
+
+
+def drawn() -> list[torch.Tensor]:
+    """One of everything that a definition may draw."""
+    like = torch.full((4, 4), 0.5)
+    in_place = ("bernoulli_", "cauchy_", "exponential_", "log_normal_", "random_", "uniform_")
+    inits = ("kaiming_normal_", "kaiming_uniform_", "normal_", "orthogonal_", "trunc_normal_")
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.Embedding(4, 4),
+        nn.GRU(3, 4),
+        nn.TransformerEncoderLayer(8, 2, 16),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+    ]
+    return [
+        *(next(layer.parameters()).detach().clone() for layer in layers),
+        *(getattr(like.clone(), name)() for name in in_place),
+        *(getattr(nn.init, name)(like.clone()) for name in inits),
+        nn.init.sparse_(like.clone(), 0.5),
+        *(torch.rand(8), torch.randn(size=(8,)), torch.randint(99, (8,)), torch.randperm(20)),
+        *(torch.rand_like(like), torch.randn_like(like, dtype=torch.float64)),
+        *(torch.randint_like(like, 99), torch.normal(0.0, 1.0, (8,)), torch.normal(like, 1.0)),
+        *(torch.bernoulli(like), like.bernoulli(), torch.multinomial(like[0].repeat(9), 20)),
+        torch.poisson(like * 100),
+    ]
+
+
+def test_isolated_random_numbers_follow_their_seed_and_no_global_state() -> None:
+    before, found = torch.get_rng_state(), []
+    for seed in (0, 0, 1):
+        with IsolatedRandom(seed):
+            found.append(drawn())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+    assert not any(torch.equal(a, c) for a, c in zip(found[0], found[2], strict=True))
 
 
 class Custom(nn.Module):

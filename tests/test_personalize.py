@@ -13,6 +13,7 @@ from flowdup.config import Config, read_config
 from flowdup.data.clients import ClientData, InputSpec, Population
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.methods import MethodConfig, MethodContext
+from flowdup.personalize import PersonalModel
 from flowdup.random import Stream
 from flowdup.run import Simulation
 
@@ -97,9 +98,10 @@ def test_models_are_made_where_the_federation_is(run: Path) -> None:
         spec, MethodConfig.from_table(spec.method).build(parts), psi, here.round
     )
     x = client(30, 7).x
-    model = federation.personalize(x)
+    weights = federation.method.personalize(psi, x.to("meta"), torch.ones(7, device="meta"))
+    model = PersonalModel(spec.model, spec.inputs, weights)
     assert {t.device.type for t in [*model.parameters(), *model.buffers()]} == {"meta"}
-    assert model.predict(x).device.type == federation.embedding(x).device.type == "meta"
+    assert model(x.to("meta")).device.type == federation.embedding(x).device.type == "meta"
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
@@ -108,17 +110,41 @@ def test_a_device_that_is_not_there_is_refused(run: Path, device: str) -> None:
         flowdup.load(run, device)
 
 
-def test_a_personalizer_takes_what_personalize_takes(tmp_path: Path) -> None:
-    spec = InputSpec((3, 8, 8), "float32", 4)
-    clients = [ClientData(torch.rand(6, 3, 8, 8), torch.arange(6) % 4) for _ in range(4)]
-    people = Population(spec, clients, [], [])
-    list(flowdup.train_run(config(server={"rounds": 1, "cohort": 2}), tmp_path, population=people))
-    federation, x = flowdup.load(tmp_path), clients[0].x
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with clients of float32 inputs, three channels."""
+    draw, spec = torch.Generator().manual_seed(0), InputSpec((3, 8, 8), "float32", 4)
+    clients = [
+        ClientData(torch.rand(6, 3, 8, 8, generator=draw), torch.arange(6) % 4) for _ in range(4)
+    ]
+    people, folder = Population(spec, clients, [], []), tmp_path_factory.mktemp("floats")
+    list(flowdup.train_run(config(server={"rounds": 1, "cohort": 2}), folder, population=people))
+    return folder
+
+
+def test_a_personalizer_takes_what_personalize_takes(floats: Path) -> None:
+    federation, x = flowdup.load(floats), torch.linspace(0, 1, 1152).view(6, 3, 8, 8)
     make = federation.personalizer(x)
     wanted = make(x)
     for same in (x.double().numpy(), x.contiguous(memory_format=torch.channels_last)):
         for name, weight in make(same).items():
             assert torch.equal(weight, wanted[name])
+
+
+def test_inputs_that_give_numbers_which_are_not_finite_are_refused(
+    floats: Path, tmp_path: Path
+) -> None:
+    federation, x = flowdup.load(floats), torch.linspace(0, 1, 1152).view(6, 3, 8, 8)
+    model, make = federation.personalize(x), federation.personalizer(x)
+    for use in (federation.personalize, make):
+        with pytest.raises(DataError, match="give a model with NaN or infinite numbers"):
+            use(x * 1e38)
+    with pytest.raises(DataError, match="give logits with NaN or infinite numbers"):
+        model.predict(x * 3e38)
+    next(model.parameters())[0] = float("nan")
+    with pytest.raises(FlowdupError, match="NaN or infinite weights and is not saved"):
+        model.save(tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_from_a_personalizer_are_not_psi_itself(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec, checkpoint_in, load_checkpoint, read_spec
@@ -54,11 +56,13 @@ class PersonalModel(nn.Module):
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input, where the model is; DataError if the inputs do not fit."""
         chunks = torch.split(_checked(self.inputs, x), _CHUNK)
-        return torch.cat([self(chunk).argmax(1) for chunk in chunks])
+        return torch.cat([_answers(self(chunk)) for chunk in chunks])
 
     def save(self, path: str | Path) -> None:
         """One safetensors file that says what it is; `load_model` opens it."""
         weights = {n: p.detach().cpu().contiguous() for n, p in self.module.named_parameters()}
+        if not _is_finite(weights):
+            raise FlowdupError(f"the model has NaN or infinite weights and is not saved to {path}")
         about = json.dumps({"model": self.name, "inputs": asdict(self.inputs)}, sort_keys=True)
         metadata = {"flowdup": about, "sha256": _digest(about, weights)}
         write_atomic(Path(path), save_tensors(weights, metadata))
@@ -94,6 +98,8 @@ class Federation:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
         x = self._read(x)
         weights = self.method.personalize(self.psi, x, _present(x))
+        if not _is_finite(weights):
+            raise _too_large("a model")
         return PersonalModel(self.spec.model, self.spec.inputs, weights)
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
@@ -104,9 +110,10 @@ class Federation:
         x = self._read(x).contiguous()
         shape, present = x.shape, _present(x)
 
-        def personalize(x: Tensor) -> Weights:
+        def personalize(x: Tensor) -> tuple[Weights, Tensor]:
             weights = self.method.personalize(self.psi, x, present)
-            return {n: w.clone() for n, w in weights.items()}  # some methods give psi itself
+            copies = {n: w.clone() for n, w in weights.items()}  # some methods give psi itself
+            return copies, _magnitude(weights)
 
         program = fast_function(personalize, x)
 
@@ -117,8 +124,10 @@ class Federation:
                     f"this personalizer is for inputs {list(shape)}, not {list(x.shape)}: "
                     "make another"
                 )
-            found: Weights = program(x.contiguous())
-            return found
+            found: tuple[Weights, Tensor] = program(x.contiguous())
+            if not math.isfinite(found[1]):
+                raise _too_large("a model")
+            return found[0]
 
         return weights
 
@@ -154,6 +163,28 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
 
 def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
+
+
+def _magnitude(weights: Weights) -> Tensor:
+    """The sum of all magnitudes: not finite where one number is not."""
+    return get_total_norm([*weights.values()], norm_type=1.0)
+
+
+def _is_finite(weights: Weights) -> bool:
+    return math.isfinite(_magnitude(weights))
+
+
+def _answers(logits: Tensor) -> Tensor:
+    if not bool(torch.isfinite(logits).all()):
+        raise _too_large("logits")
+    return logits.argmax(1)
+
+
+def _too_large(what: str) -> DataError:
+    return DataError(
+        f"these inputs give {what} with NaN or infinite numbers, so they are far from what the "
+        "federation was trained on: check their scale"
+    )
 
 
 def _checked(inputs: InputSpec, x: Inputs) -> Tensor:

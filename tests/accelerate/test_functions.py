@@ -1,5 +1,6 @@
 """Functions made fast: any thread may make them, any thread may call them."""
 
+import linecache
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import torch
 from small import STREAM, client, method
 from torch import Tensor, nn
 
+from flowdup.accelerate import torch_private
 from flowdup.accelerate.cuda_graphs import CudaGraphFunction
 from flowdup.accelerate.functions import fast_function
 from flowdup.models import Weights
@@ -37,6 +39,18 @@ def test_eight_threads_make_and_call_personalizers_at_once(name: str) -> None:
             wanted = personalize(client(other, number + 3).x)
             assert all(torch.allclose(weights[n], w, atol=1e-5) for n, w in wanted.items())
     assert (nn.Module.__call__, nn.Module.__getattr__) == before
+
+
+def test_functions_that_are_gone_leave_no_text_behind() -> None:
+    """Torch keeps the source of what it traced, in two places."""
+
+    def texts() -> int:
+        kept = sum("eval_with_key" in name for name in linecache.cache)
+        return kept + len(torch_private.look_up("_loader").eval_cache)
+
+    before = texts()
+    fast_function(lambda x: (x + 1).sin(), torch.ones(3))
+    assert texts() == before
 
 
 def test_results_of_a_captured_function_are_copies() -> None:

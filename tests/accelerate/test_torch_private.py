@@ -23,7 +23,9 @@ from flowdup.errors import ConfigError
 
 SOURCE = Path(flowdup.__file__).parent
 TABLE = {n: (p.module, p.attribute, list(p.keywords)) for n, p in PIECES.items()}
-ON_A_CPU = {"make_fx", "fx_graph_cse", "CompilationUnit", "optimized_execution", "_dynamo"}
+ON_A_CPU = {
+    *("make_fx", "_loader", "fx_graph_cse", "CompilationUnit", "optimized_execution", "_dynamo")
+}
 CASES = missing.cases(TABLE)
 
 

@@ -1,19 +1,20 @@
 """Async device-to-host copy of scalars; `read()` waits for this copy only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 
 class HostScalars:
-    """Scalar tensors as they are now, on their way to the host as one float64 copy.
+    """Scalar tensors by name as they are now, on their way to the host as one float64 copy.
 
     On a GPU the copy is queued and the host goes on; work queued after it is not waited for.
     """
 
-    def __init__(self, scalars: Sequence[Tensor]) -> None:
-        values = torch.stack([scalar.detach().double() for scalar in scalars])
+    def __init__(self, scalars: Mapping[str, Tensor]) -> None:
+        self.names = list(scalars)
+        values = torch.stack([scalar.detach().double() for scalar in scalars.values()])
         self.copied: torch.cuda.Event | None = None
         self.host = values
         if values.is_cuda:
@@ -22,8 +23,7 @@ class HostScalars:
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
 
-    def read(self) -> list[float]:
+    def read(self) -> dict[str, float]:
         if self.copied:
             self.copied.synchronize()
-        numbers: list[float] = self.host.tolist()
-        return numbers
+        return dict(zip(self.names, self.host.tolist(), strict=True))

@@ -45,10 +45,11 @@ class TracedFunction:
 
         self.constants: list[Tensor] = []
         self.program: Function = flat
-        traced = trace(flat, [t.clone() for t in tensors])  # a tensor that comes twice is two
-        if traced is not None:
-            self.constants = lift_constants(traced)
-            self.program = to_torchscript(traced)
+        with torch_private.forgetting_sources():
+            traced = trace(flat, [t.clone() for t in tensors])  # a tensor that comes twice is two
+            if traced is not None:
+                self.constants = lift_constants(traced)
+                self.program = to_torchscript(traced)
 
     @torch.no_grad()
     def __call__(self, *arguments: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flowdup.errors import ConfigError
+from flowdup.models.isolated_random import IsolatedRandom
 from flowdup.models.kinds import BATCH_NORMS, DROPOUTS
 from flowdup.random import Stream
 
@@ -139,8 +140,7 @@ class Network:
 
 
 def _make(factory: Factory, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with IsolatedRandom(seed):
         return factory(shape, outputs)
 
 

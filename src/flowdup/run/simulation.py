@@ -4,9 +4,11 @@ import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.host_scalars import HostScalars
 from flowdup.checkpoint import FederationSpec, load_checkpoint
@@ -14,7 +16,7 @@ from flowdup.config import Config
 from flowdup.cost import Cost, measure
 from flowdup.data import LazyClients, Population, load_population
 from flowdup.engines import Engine, build_engine
-from flowdup.errors import CheckpointError
+from flowdup.errors import CheckpointError, TrainingError
 from flowdup.evaluation import transductive_accuracy
 from flowdup.methods import Method, MethodContext, Params
 from flowdup.random import Stream
@@ -81,12 +83,13 @@ class Simulation:
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
         """Train on from a state; evaluated rounds carry the accuracy of validation clients.
 
-        On a GPU some more rounds are on their way before the first is read.
+        TrainingError in the first round that leaves a number that is NaN or infinite.  On a GPU
+        some more rounds are on their way before the first is read.
         """
         config, waiting = self.config, deque[tuple[Round, HostScalars]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
         for latest in train(config.server, self.method, self.engine, state, self.stream):
-            waiting.append((latest, HostScalars([latest.loss, *_scalars(latest).values()])))
+            waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
             number = latest.state.round
             due = number % config.run.evaluate_every == 0 or number == config.server.rounds
             while waiting and (due or len(waiting) > ahead):
@@ -107,16 +110,26 @@ class Simulation:
         }
 
 
-def _scalars(result: Round) -> Params:
-    """What was broadcast, as far as it is single numbers."""
-    return {n: t for n, t in result.broadcast.items() if t.ndim == 0}
+def _numbers(result: Round) -> Params:
+    """The loss, and what was broadcast, as far as it is single numbers."""
+    return {"loss": result.loss} | {n: t for n, t in result.broadcast.items() if t.ndim == 0}
 
 
-def _metrics(result: Round, numbers: Sequence[float]) -> Metrics:
-    loss, *broadcast = numbers
+def _magnitudes(state: ServerState) -> Params:
+    """Sums of all magnitudes: not finite where one number is not."""
+    groups = {"psi": state.psi, "the server optimizer's state": state.optimizer}
+    groups["the method's server state"] = state.method_state
+    return {n: get_total_norm([*g.values()], norm_type=1.0) for n, g in groups.items() if g}
+
+
+def _metrics(result: Round, numbers: dict[str, float]) -> Metrics:
+    if diverged := [name for name, number in numbers.items() if not math.isfinite(number)]:
+        raise TrainingError(
+            f"training diverged in round {result.state.round}, {diverged[0]} is not finite: lower "
+            "client.optimizer.lr or server.optimizer.lr"
+        )
     return {
         "round": result.state.round,
-        "loss": loss if math.isfinite(loss) else None,
-        **dict(zip(_scalars(result), broadcast, strict=True)),
+        **{name: numbers[name] for name in _numbers(result)},
         "padding": round(result.padding, 4),
     }
