@@ -116,9 +116,11 @@ def _numbers(result: Round) -> Params:
 
 
 def _magnitudes(state: ServerState) -> Params:
-    """Sums of all magnitudes: not finite where one number is not."""
+    """Sums of all magnitudes: not finite where one number is not.
+
+    A method's own state may have infinite numbers: a lowest loss, before the first.
+    """
     groups = {"psi": state.psi, "the server optimizer's state": state.optimizer}
-    groups["the method's server state"] = state.method_state
     return {n: get_total_norm([*g.values()], norm_type=1.0) for n, g in groups.items() if g}
 
 
