@@ -106,14 +106,16 @@ class Federation:
         """For many clients with inputs shaped like x: a function from theirs to their models'
         weights, traced once and free of Python's work between operations; on a GPU a copy, one
         launch and a copy.
+
+        Beware: it never waits for the GPU, so it does not see whether weights are finite, which
+        `personalize` does.
         """
         x = self._read(x).contiguous()
         shape, present = x.shape, _present(x)
 
-        def personalize(x: Tensor) -> tuple[Weights, Tensor]:
+        def personalize(x: Tensor) -> Weights:
             weights = self.method.personalize(self.psi, x, present)
-            copies = {n: w.clone() for n, w in weights.items()}  # some methods give psi itself
-            return copies, _magnitude(weights)
+            return {n: w.clone() for n, w in weights.items()}  # some methods give psi itself
 
         program = fast_function(personalize, x)
 
@@ -124,10 +126,8 @@ class Federation:
                     f"this personalizer is for inputs {list(shape)}, not {list(x.shape)}: "
                     "make another"
                 )
-            found: tuple[Weights, Tensor] = program(x.contiguous())
-            if not math.isfinite(found[1]):
-                raise _too_large("a model")
-            return found[0]
+            found: Weights = program(x.contiguous())
+            return found
 
         return weights
 
@@ -165,13 +165,8 @@ def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
 
 
-def _magnitude(weights: Weights) -> Tensor:
-    """The sum of all magnitudes: not finite where one number is not."""
-    return get_total_norm([*weights.values()], norm_type=1.0)
-
-
 def _is_finite(weights: Weights) -> bool:
-    return math.isfinite(_magnitude(weights))
+    return math.isfinite(get_total_norm([*weights.values()], norm_type=1.0))
 
 
 def _answers(logits: Tensor) -> Tensor:
