@@ -1,4 +1,5 @@
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,16 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import method, population
+from small import STREAM, engine, method, population
 
+from flowdup.client import ClientConfig
 from flowdup.config import read_config
 from flowdup.engines import Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.methods import METHODS, Params, register_method
 from flowdup.methods.fedavg import FedAvg
+from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
 from flowdup.run import train_run
-from flowdup.server import ServerConfig, initial_state, sample_cohort
+from flowdup.server import ServerConfig, initial_state, sample_cohort, train
 
 
 def roster(yes: int, no: int) -> Roster:
@@ -132,6 +135,25 @@ def test_the_learning_rate_falls_over_the_last_share_of_the_rounds() -> None:
     assert [constant.rate(r) for r in range(1, 11)] == [1.0] * 10
     assert [falling.rate(r) for r in (1, 6, 7)] == [1.0] * 3
     assert [falling.rate(r) for r in (8, 9, 10)] == pytest.approx([0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(("round", "rate"), [(2, 1.0), (3, 1.0), (4, 0.5)])
+def test_a_round_steps_at_the_rate_of_its_number(round: int, rate: float) -> None:
+    """From one state, with a falling rate and with a constant one."""
+    m = method("fedavg", torch.float64, "mlp")
+    moves = []
+    for fraction in (0.5, 0.0):
+        config = ServerConfig(
+            4, 3, lr_decay_fraction=fraction, optimizer=OptimizerConfig("sgd", 0.5)
+        )
+        start = initial_state(config, m, STREAM, torch.device("cpu"), torch.float64)
+        runner = engine("batched", m, "float64", ClientConfig(batch_size=10))
+        done = next(train(config, m, runner, replace(start, round=round - 1), STREAM))
+        moves.append({n: p - start.psi[n] for n, p in done.state.psi.items()})
+    falling, constant = moves
+    assert max(float(move.abs().max()) for move in constant.values()) > 1e-3
+    for name, move in constant.items():
+        assert torch.allclose(falling[name], rate * move, rtol=1e-9, atol=1e-12)
 
 
 class Told(FedAvg):
