@@ -227,12 +227,15 @@ MEETING = threading.Barrier(2, timeout=10)
 
 
 class Meeting(nn.Linear):
-    """A layer that waits until another thread is inside it as well."""
+    """A layer that two threads enter and leave together."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         with contextlib.suppress(threading.BrokenBarrierError):  # calls that take turns never meet
             MEETING.wait()
-        return super().forward(input)
+        out = super().forward(input)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            MEETING.wait()
+        return out
 
 
 def test_two_threads_inside_one_network_each_see_their_own_weights() -> None:

@@ -14,8 +14,8 @@ def claims(file: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_bugs_have_names_of_their_own() -> None:
-    assert len({mutant.name for mutant in CATALOGUE}) == len(CATALOGUE)
+def test_there_are_at_least_63_bugs_with_names_of_their_own() -> None:
+    assert len({mutant.name for mutant in CATALOGUE}) == len(CATALOGUE) >= 63
 
 
 @pytest.mark.parametrize("mutant", CATALOGUE, ids=lambda mutant: mutant.name)

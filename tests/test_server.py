@@ -1,4 +1,5 @@
 import tracemalloc
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small import STREAM, engine, method, population
+from torch import Tensor
 
 from flowdup.client import ClientConfig
 from flowdup.config import read_config
-from flowdup.engines import Roster
+from flowdup.engines import Roster, SupportQuery
 from flowdup.errors import ConfigError, TrainingError
+from flowdup.messages import Reply, Task
 from flowdup.methods import METHODS, Params, register_method
 from flowdup.methods.fedavg import FedAvg
 from flowdup.optimizers import OptimizerConfig
@@ -122,6 +125,29 @@ def test_every_round_has_its_own_cohort_and_every_client_its_turn() -> None:
     ]
     assert len({tuple(c) for c in rounds}) == 200
     assert {i for cohort in rounds for i in cohort} == set(range(100))
+
+
+def test_every_round_of_a_training_draws_a_cohort_of_its_own() -> None:
+    """An engine that only writes down whom it is asked for."""
+
+    class Listening:
+        roster, cohorts = Roster(np.arange(6), np.arange(6, 8)), list[list[int]]()
+
+        def train(self, task: Task) -> Iterator[Reply]:
+            self.cohorts.append(list(task.cohort.values()))
+            yield Reply(task.round, {n: 0 * p for n, p in task.psi.items()}, torch.ones(()), 1, 1)
+
+        def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+            raise NotImplementedError
+
+    m, config, runner = method("fedavg", model="mlp"), ServerConfig(20, 4), Listening()
+    start = initial_state(config, m, STREAM, torch.device("cpu"), torch.float32)
+    list(train(config, m, runner, start, STREAM))
+    assert len({tuple(cohort) for cohort in runner.cohorts}) > 15
+    assert {i for cohort in runner.cohorts for i in cohort} == set(range(6))
+    whole, runner.cohorts = runner.cohorts, []
+    list(train(config, m, runner, replace(start, round=12), STREAM))
+    assert runner.cohorts == whole[12:]  # a continued run draws those of its rounds
 
 
 @pytest.mark.parametrize("settings", [{"rounds": 0}, {"cohort": 0}, {"alpha": 1.5}])

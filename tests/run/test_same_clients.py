@@ -1,5 +1,6 @@
 """A run goes on, and is evaluated, with the clients that it was started with or not at all."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,3 +92,9 @@ def test_a_run_is_not_evaluated_on_other_clients(
 def test_the_same_clients_go_on_and_are_evaluated(run: Path, data: Path) -> None:
     assert [metrics["round"] for metrics in train_run(settings(data, 2), run, resume=True)] == [2]
     assert len(evaluate_run(run)["clients"]) == 2
+
+
+def test_metrics_of_a_continued_run_have_every_round_once(run: Path, data: Path) -> None:
+    list(train_run(settings(data, 3), run, resume=True))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
