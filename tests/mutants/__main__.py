@@ -10,6 +10,7 @@ imported after the fork, from the copy.
 
 import argparse
 import compileall
+import importlib
 import json
 import os
 import shutil
@@ -151,22 +152,21 @@ Work = tuple[Any, tuple[str, ...], float, Mutant | None]  # a key, tests, their 
 
 def run_all(work: Iterable[Work], pristine: Path, jobs: int) -> Iterator[tuple[Any, Outcome]]:
     """So many forks at a time; the outcome of each by its key, as they end."""
-    running: dict[Any, Process] = {}
-    remaining = iter(work)
-    exhausted = False
-    while running or not exhausted:
-        while not exhausted and len(running) < jobs:
-            if (following := next(remaining, None)) is None:
-                exhausted = True
-                break
-            key, tests, limit, mutant = following
-            running[key] = start(tests, limit, pristine, mutant)
-        for key, process in list(running.items()):
-            if (outcome := process.poll()) is not None:
-                del running[key]
-                yield key, outcome
-                shutil.rmtree(process.folder, ignore_errors=True)
-        time.sleep(0.02)
+    waiting, running = list(work), dict[Any, Process]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                key, tests, limit, mutant = waiting.pop(0)
+                running[key] = start(tests, limit, pristine, mutant)
+            for key, process in list(running.items()):
+                if (outcome := process.poll()) is not None:
+                    del running[key]
+                    yield key, outcome
+                    shutil.rmtree(process.folder, ignore_errors=True)
+            time.sleep(0.02)
+    finally:
+        for process in running.values():
+            _kill(process.pid)
 
 
 def verdict(mutant: Mutant, outcome: Outcome) -> str:
@@ -196,10 +196,13 @@ def check_unmutated(chosen: list[Mutant], pristine: Path, jobs: int) -> None:
         for test in mutant.tests:
             limits[test] = max(limits.get(test, 0), mutant.seconds)
     share = [list(limits)[i::jobs] for i in range(min(jobs, len(limits)))]
-    work: list[Work] = [(i, tuple(t), sum(map(limits.get, t)), None) for i, t in enumerate(share)]  # type: ignore[arg-type]
+    work: list[Work] = [
+        (number, tuple(tests), sum(limits[test] for test in tests), None)
+        for number, tests in enumerate(share)
+    ]
     for _, outcome in run_all(work, pristine, jobs):
-        if outcome.failed or outcome.broken or outcome.hung:
-            why = outcome.failed or outcome.broken or "they do not end"
+        if outcome.failed or outcome.broken or not outcome.passed:
+            why = outcome.failed or outcome.broken or "they do not end, or are skipped"
             sys.exit(f"{outcome.log}\ntests fail on the source as it is: {why}")
 
 
@@ -207,18 +210,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only bugs with one of these in their names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--catalogue", type=Path, default=Path(__file__).parent)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    every = read_catalogue()
+    every = read_catalogue(options.catalogue)
     chosen = [m for m in every if not options.words or any(w in m.name for w in options.words)]
+    os.environ |= dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+    )  # jobs share cores
     for name in IMPORTS:
-        __import__(name)
+        importlib.import_module(name)
     began, rows = time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         pristine = copy_tree(Path(folder) / "pristine")
         check_unmutated(chosen, pristine, options.jobs)
         print(f"tests pass on the source as it is, {time.monotonic() - began:.0f} s", flush=True)
-        work = ((m.name, m.tests, m.seconds, m) for m in chosen)
+        work = [(m.name, m.tests, m.seconds, m) for m in chosen]
         named = {m.name: m for m in chosen}
         for name, outcome in run_all(work, pristine, options.jobs):
             said = verdict(named[name], outcome)

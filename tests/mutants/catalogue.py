@@ -38,10 +38,10 @@ class Mutant:
         return source.replace(self.before, self.after)
 
 
-def read_catalogue() -> list[Mutant]:
+def read_catalogue(folder: Path = Path(__file__).parent) -> list[Mutant]:
     """All planted bugs, file by file."""
     found = []
-    for file in sorted(Path(__file__).parent.glob("*.toml")):
+    for file in sorted(folder.glob("*.toml")):
         for row in tomllib.loads(file.read_text("utf-8"))["mutant"]:
             found.append(_read(row))
     return found
