@@ -90,7 +90,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 import flowdup
 
-signal.alarm(60)  # processes that wait for each other in vain end, and so does the test
+signal.alarm(40)  # processes that wait for each other in vain end, and so does the test
 
 run, told = Path(sys.argv[1]), Path(sys.argv[2])
 rank, waited = int(os.environ["RANK"]), []
