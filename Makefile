@@ -30,7 +30,7 @@ endif
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-gpu lint coverage tables bench bench-gpu peers wheels
+.PHONY: help demo test test-peers test-gpu mutants lint coverage tables bench bench-gpu peers wheels
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ demo: $(INSTALLED)  ## three methods on digits, three seeds: a table and a figur
 
 test: $(INSTALLED)  ## all tests that need no GPU; TESTS=tests/test_client.py for some
 	$(VENV)/bin/pytest $(TESTS)
+
+mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTANTS=word for some
+	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
 
 # In an environment apart: pfl pins packages of its own.
 test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from small import SPEC, STREAM, client, engine, first_task, method, population
 from test_methods import batch, batches, doubles, noisy
@@ -105,6 +105,9 @@ def test_the_proximal_term_pulls_towards_where_the_round_began() -> None:
     st.integers(1, 3),
     st.sampled_from([0.0, 1.0]),
 )
+@example([float(loss) for loss in range(14, 0, -1)], 1, 1.0)  # falls in a row, and it shrinks
+@example([float(loss) for loss in (*range(9, 0, -1), 5, *range(4, -5, -1))], 1, 1.0)
+@example([float(loss) for loss in range(30, 0, -1)], 2, 0.0)
 def test_mu_follows_the_rule(losses: list[float], period: int, mu: float) -> None:
     m = build({"name": "fedprox", "mu": mu, "period": period}, SPEC, "mlp")
     state, expected, falls, before = m.server_state(), mu, 0, math.nan
@@ -303,6 +306,24 @@ def test_a_full_hypernetwork_emits_exactly_d_weights(name: str) -> None:
     assert e == {"pefll": 100, "odpfl-hn": 32}[name]
 
 
+def test_every_client_of_ld_fedavg_gets_the_model_that_was_trained() -> None:
+    m = method("ld-fedavg", torch.float64)
+    params, data = noisy(doubles(m)), batch(client(0, 20))
+    own = m.personalize(params, client(1, 5).x, torch.ones(5).double())
+    losses = torch.nn.functional.cross_entropy(m.f(own, data.x), data.y)
+    assert float(m.loss(params, data, params)) == pytest.approx(float(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["pefll", "odpfl-hn"])
+def test_pefll_makes_a_model_from_all_points_and_scores_the_labeled(name: str) -> None:
+    m = method(name, torch.float64)
+    params, data = noisy(doubles(m)), batch(client(0, 20))
+    some = data._replace(labeled=data.labeled * (torch.arange(20) < 6))
+    theta = m.personalize(params, data.x, data.present)
+    wanted = torch.nn.functional.cross_entropy(m.f(theta, data.x[:6]), data.y[:6])
+    assert float(m.loss(params, some, params)) == pytest.approx(float(wanted), rel=1e-10)
+
+
 def test_psi_r_fixed_at_zero_is_not_learned_and_not_sent() -> None:
     m = method("flowdup-fixed", torch.float64)
     params, data = noisy(doubles(m)), batch(client(1, 20, labeled=False))
@@ -333,3 +354,12 @@ def test_costs_are_those_that_can_be_counted_by_hand() -> None:
     assert (
         measure(prox, ClientConfig(), CIFAR10, prox.init(Stream(0)), 50).bytes_down == 4 * 156_811
     )
+
+
+@pytest.mark.parametrize("name", ["flowdup", "pefll", "odpfl-hn"])
+def test_the_bytes_of_an_update_are_those_of_psi_however_it_is_kept(name: str) -> None:
+    """h2's matrices are kept as factors, which a real client would not send for a short round."""
+    m = method(name)
+    psi = m.init(Stream(0))
+    counted = measure(m, ClientConfig(batch_size=10), SPEC, psi, 20)
+    assert counted.bytes_up == counted.bytes_down == 4 * sum(p.numel() for p in psi.values())

@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -243,3 +244,42 @@ def test_a_writer_killed_again_and_again_leaves_a_whole_checkpoint(tmp_path: Pat
             seen = [int(process.stdout.readline()) for _ in range(after)]
             process.kill()
         assert load_checkpoint(tmp_path)[1].round >= seen[-1]
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else is right: seal, names, shapes.  It says which flowdup to use."""
+    with monkeypatch.context() as later:
+        later.setattr("flowdup.checkpoint.FORMAT", 99)
+        save_checkpoint(tmp_path, SPECIFICATION, state())
+    with pytest.raises(CheckpointError, match="format 99"):
+        load_checkpoint(tmp_path)
+
+
+REPLACING: list[Callable[[], None]] = []  # what happens just before tensors are opened, in turn
+
+
+def _replace_before_open(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and REPLACING and str(arguments[0]).endswith(".safetensors"):
+        REPLACING.pop(0)()
+
+
+sys.addaudithook(_replace_before_open)  # for as long as this process lives; idle when empty
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_reader_between_header_and_tensors_finds_what_a_writer_put_there(
+    saved: Path, times: int
+) -> None:
+    """A run saves its next rounds at the moment when the tensors of round 3 would be opened."""
+
+    def save(round: int) -> None:
+        waiting, REPLACING[:] = REPLACING[:], []  # the writer's own files are not in question
+        save_checkpoint(saved, SPECIFICATION, state(round))
+        REPLACING[:] = waiting
+
+    REPLACING.extend(partial(save, 4 + i) for i in range(times))
+    loaded = load_checkpoint(saved)[1]
+    assert not REPLACING
+    assert same(loaded, state(3 + times))

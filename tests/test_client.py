@@ -4,9 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowdup.batches import batch_plan
+from flowdup.batches import batch_plan, local_batches
 from flowdup.client import ClientConfig
+from flowdup.data import ClientData
 from flowdup.errors import ConfigError
+from flowdup.methods import Batch
 from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import Stream
 from flowdup.rank_one import FactoredGradient, Outer
@@ -25,6 +27,20 @@ def test_every_epoch_uses_every_point_once_in_halves_that_differ_by_one_at_most(
     first, second = (plan[:, :cut] >= 0).sum(1), (plan[:, cut:] >= 0).sum(1)
     assert ((first - second == 0) | (first - second == 1)).all()
     assert (first >= 1).all()
+
+
+@given(st.integers(1, 40), st.integers(2, 11))
+def test_the_halves_of_a_batch_are_those_that_its_plan_filled(points: int, size: int) -> None:
+    """For even and odd sizes: of n points the first half has ceil(n/2)."""
+    plan = batch_plan(Stream(0), 0, points, 1, size)
+    client = ClientData(torch.arange(points).reshape(-1, 1))
+    steps = local_batches(client, plan, torch.device("cpu"), torch.float64)
+    for number, row in enumerate(plan):
+        there = int((row >= 0).sum())
+        halves = Batch(*(t[number] for t in steps)).halves()
+        assert [int(half.present.sum()) for half in halves] == [(there + 1) // 2, there // 2]
+        for half in halves:  # each filled from its start
+            assert half.present.tolist() == sorted(half.present.tolist(), reverse=True)
 
 
 def test_epochs_positions_and_streams_have_orders_of_their_own() -> None:

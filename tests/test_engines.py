@@ -178,3 +178,17 @@ def test_on_a_cpu_clients_run_one_by_one_where_a_batch_is_much_work() -> None:
     large = ClientConfig(batch_size=2000)
     runner = build_engine(EngineConfig(device="cpu"), method("fedavg"), large, [], STREAM)
     assert isinstance(runner, SequentialEngine)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_engines_agree_on_the_loss_of_a_round(name: str) -> None:
+    """Clients count once each, however many steps they take."""
+    m, clients = method(name, torch.float64, "mlp"), ragged_clients()
+    psi = {n: p.double() for n, p in m.init(STREAM).items()}
+    task = first_task(m, psi, len(clients))
+    config = ClientConfig(2, 10, 0.5, LOCAL["sgd"])
+    one, all_ = (
+        mean(psi, engine(kind, m, "float64", config, clients).train(task))
+        for kind in ("sequential", "batched")
+    )
+    assert float(one.loss) == pytest.approx(float(all_.loss), rel=1e-9)

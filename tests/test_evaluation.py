@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 import flowdup
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
-from flowdup.engines import Engine
+from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import ConfigError, DataError
 from flowdup.evaluation import (
     METRICS,
@@ -27,6 +27,7 @@ from flowdup.evaluation import (
     summarize,
     transductive_accuracy,
 )
+from flowdup.messages import Reply, Task
 from flowdup.methods import Params
 
 
@@ -70,6 +71,40 @@ def test_unlabeled_points_and_clients_are_not_scored() -> None:
     found = [s.metrics["transductive"].get("accuracy") for s in scores]
     assert found == [100.0, 0.0, None]
     assert metrics_table(scores)["transductive"]["accuracy"].mean == 50.0
+
+
+def test_clients_without_labels_do_not_count_in_an_accuracy() -> None:
+    clients = [labeled(10), labeled(6).unlabeled(), labeled(10)]
+    found = transductive_accuracy(ENGINES["batched"], {}, clients)
+    assert (found.mean, found.worst) == (100.0, 100.0)
+
+
+class Asked:
+    """An engine that keeps what it is asked and answers with zeros."""
+
+    roster = Roster(range(0), range(0))
+
+    def __init__(self) -> None:
+        self.pairs: list[SupportQuery] = []
+
+    def train(self, task: Task) -> Iterator[Reply]:
+        raise NotImplementedError
+
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        self.pairs = list(pairs)
+        return [torch.zeros(len(pair.query), 2) for pair in pairs]
+
+
+def test_held_out_halves_are_random_and_a_clients_own() -> None:
+    """Points often lie in some order, by class or by time: a half of it would be another task."""
+    runner, points = Asked(), torch.arange(40).reshape(20, 2)
+    evaluate(runner, {}, [ClientData(points, torch.zeros(20).long())] * 2, STREAM)
+    halves = [{tuple(row) for row in pair.support.tolist()} for pair in runner.pairs]
+    for pair, half in zip(runner.pairs, halves, strict=True):
+        rest = {tuple(row) for row in pair.query.tolist()}
+        assert len(half) == len(rest) == 10 and not half & rest
+        assert half != {tuple(row) for row in points[:10].tolist()} != rest
+    assert halves[0] != halves[1]
 
 
 def test_a_client_of_one_point_has_no_held_out_half() -> None:

@@ -77,6 +77,11 @@ class PaddingCounts(FedAvg):
         return params | {name: params[name] + self.f.read(x).mean()}
 
 
+class NotANumberBesidePadding(FedAvg):
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        return {n: p * present.min() / present.min() for n, p in params.items()}
+
+
 class HiddenLabelsCount(FedAvg):
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         return mean_loss(self.f(params, batch.x), batch._replace(labeled=batch.present))
@@ -146,7 +151,7 @@ BUGS: dict[str, list[type[Method]]] = {
     "gradient": [WrongGradient],
     "engines": [CountsItsCalls],
     "order": [FirstPointCounts, EarlyRowsCount],
-    "padding": [PaddingCounts],
+    "padding": [PaddingCounts, NotANumberBesidePadding],
     "labels": [HiddenLabelsCount],
     "unlabeled": [UnlabeledTeach],
     "weights": [TooFewWeights, NotANumber],

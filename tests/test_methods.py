@@ -6,7 +6,7 @@ import pytest
 import torch
 from small import METHODS, broadcast, client, first_task, method
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, grad_and_value
 
 from flowdup.batches import batch_plan, local_batches
 from flowdup.client import ClientConfig, ClientUpdate
@@ -155,6 +155,19 @@ def test_a_client_update_is_as_many_gradient_steps_as_there_are_batches(name: st
         gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | broadcast(m))
         now = {n: p - 0.1 * (gradient[n] + 0.01 * p) for n, p in now.items()}
     assert all(torch.allclose(found[n], now[n] - params[n], atol=1e-12) for n in params)
+
+
+def test_a_replys_loss_is_the_mean_over_its_steps() -> None:
+    m = method("fedavg", torch.float64)
+    params, steps = noisy(doubles(m)), batches(client(0, 27), 10)
+    config = ClientConfig(clip=0.0, optimizer=OptimizerConfig("sgd", 0.1))
+    reply, now, losses = ClientUpdate(m, config)(first_task(m, params), steps), params, []
+    for i in range(3):
+        gradient, loss = grad_and_value(m.loss)(now, Batch(*(t[i] for t in steps)), params)
+        now = {n: p - 0.1 * gradient[n] for n, p in now.items()}
+        losses.append(float(loss))
+    assert float(reply.loss) == pytest.approx(sum(losses) / 3, rel=1e-12)
+    assert len(set(losses)) == 3
 
 
 @pytest.mark.parametrize(

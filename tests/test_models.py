@@ -1,3 +1,4 @@
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -281,3 +282,34 @@ def test_layers_are_replaced_inside_the_context_and_in_its_thread_only() -> None
         elsewhere.join()
     call()
     assert seen == [threading.current_thread()]
+
+
+MEETING = threading.Barrier(2, timeout=10)
+
+
+class Meeting(nn.Linear):
+    """A layer that two threads enter and leave together."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(threading.BrokenBarrierError):  # calls that take turns never meet
+            MEETING.wait()
+        out = super().forward(input)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            MEETING.wait()
+        return out
+
+
+def test_two_threads_inside_one_network_each_see_their_own_weights() -> None:
+    network = Network.build(lambda shape, outputs: Meeting(3, outputs), (3,), 2, lambda x: x)
+    x, found = torch.ones(1, 3), {}
+
+    def call(value: float) -> None:
+        weights = {n: torch.full(shape, value) for n, shape in network.shapes.items()}
+        found[value] = network(weights, x).flatten().tolist()
+
+    threads = [threading.Thread(target=call, args=(value,)) for value in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {1.0: [4.0, 4.0], 2.0: [8.0, 8.0]}

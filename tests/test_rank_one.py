@@ -126,6 +126,27 @@ def test_factors_multiply_to_the_dense_update(name: str) -> None:
         assert (found.whole_delta()[n] - p).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        OptimizerConfig("sgd", 0.05, weight_decay=0.1),
+        OptimizerConfig("sgd", 0.05, momentum=0.9),
+        OptimizerConfig("adam", 0.05),
+    ],
+    ids=["decay", "momentum", "adam"],
+)
+def test_a_step_that_is_no_multiple_of_the_gradient_moves_whole_matrices(
+    optimizer: OptimizerConfig,
+) -> None:
+    """Weight decay, momentum and Adam change a matrix by more than outer products."""
+    m, config = method("flowdup", torch.float64), ClientConfig(1, 10, 0.5, optimizer)
+    psi, steps = noisy(doubles(m)), batches(client(0, 27), 10)
+    task, first = first_task(m, psi), Batch(*(t[0] for t in steps))
+    found = ClientUpdate.for_task(m, config, task, first)(task, steps).whole_delta()
+    wanted = ClientUpdate(m, config)(task, steps).delta
+    assert all(torch.allclose(found[n], wanted[n], atol=1e-12) for n in psi)
+
+
 def test_only_the_matrix_that_is_read_loses_its_factors() -> None:
     m = odd_method(Multiplied)
     psi, data = noisy(doubles(m)), batch(client(0, 20))

@@ -1,4 +1,6 @@
 import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,16 +8,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import method, population
+from small import STREAM, engine, method, population
+from torch import Tensor
 
+from flowdup.client import ClientConfig
 from flowdup.config import read_config
-from flowdup.engines import Roster
+from flowdup.engines import Roster, SupportQuery
 from flowdup.errors import ConfigError, TrainingError
+from flowdup.messages import Reply, Task
 from flowdup.methods import METHODS, Params, register_method
 from flowdup.methods.fedavg import FedAvg
+from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
 from flowdup.run import train_run
-from flowdup.server import ServerConfig, initial_state, sample_cohort
+from flowdup.server import ServerConfig, initial_state, sample_cohort, train
 
 
 def roster(yes: int, no: int) -> Roster:
@@ -121,6 +127,29 @@ def test_every_round_has_its_own_cohort_and_every_client_its_turn() -> None:
     assert {i for cohort in rounds for i in cohort} == set(range(100))
 
 
+def test_every_round_of_a_training_draws_a_cohort_of_its_own() -> None:
+    """An engine that only writes down whom it is asked for."""
+
+    class Listening:
+        roster, cohorts = Roster(np.arange(6), np.arange(6, 8)), list[list[int]]()
+
+        def train(self, task: Task) -> Iterator[Reply]:
+            self.cohorts.append(list(task.cohort.values()))
+            yield Reply(task.round, {n: 0 * p for n, p in task.psi.items()}, torch.ones(()), 1, 1)
+
+        def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+            raise NotImplementedError
+
+    m, config, runner = method("fedavg", model="mlp"), ServerConfig(20, 4), Listening()
+    start = initial_state(config, m, STREAM, torch.device("cpu"), torch.float32)
+    list(train(config, m, runner, start, STREAM))
+    assert len({tuple(cohort) for cohort in runner.cohorts}) > 15
+    assert {i for cohort in runner.cohorts for i in cohort} == set(range(6))
+    whole, runner.cohorts = runner.cohorts, []
+    list(train(config, m, runner, replace(start, round=12), STREAM))
+    assert runner.cohorts == whole[12:]  # a continued run draws those of its rounds
+
+
 @pytest.mark.parametrize("settings", [{"rounds": 0}, {"cohort": 0}, {"alpha": 1.5}])
 def test_senseless_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
@@ -132,6 +161,25 @@ def test_the_learning_rate_falls_over_the_last_share_of_the_rounds() -> None:
     assert [constant.rate(r) for r in range(1, 11)] == [1.0] * 10
     assert [falling.rate(r) for r in (1, 6, 7)] == [1.0] * 3
     assert [falling.rate(r) for r in (8, 9, 10)] == pytest.approx([0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(("round", "rate"), [(2, 1.0), (3, 1.0), (4, 0.5)])
+def test_a_round_steps_at_the_rate_of_its_number(round: int, rate: float) -> None:
+    """From one state, with a falling rate and with a constant one."""
+    m = method("fedavg", torch.float64, "mlp")
+    moves = []
+    for fraction in (0.5, 0.0):
+        config = ServerConfig(
+            4, 3, lr_decay_fraction=fraction, optimizer=OptimizerConfig("sgd", 0.5)
+        )
+        start = initial_state(config, m, STREAM, torch.device("cpu"), torch.float64)
+        runner = engine("batched", m, "float64", ClientConfig(batch_size=10))
+        done = next(train(config, m, runner, replace(start, round=round - 1), STREAM))
+        moves.append({n: p - start.psi[n] for n, p in done.state.psi.items()})
+    falling, constant = moves
+    assert max(float(move.abs().max()) for move in constant.values()) > 1e-3
+    for name, move in constant.items():
+        assert torch.allclose(falling[name], rate * move, rtol=1e-9, atol=1e-12)
 
 
 class Told(FedAvg):

@@ -95,6 +95,16 @@ def test_all_of_a_clients_images_are_turned_the_same_way() -> None:
         assert (one.x[:, 0, row, column] == -1).all()
 
 
+def test_classes_are_those_of_the_images_in_a_pool_of_any_order() -> None:
+    """A pool is a random part of the images."""
+    pool = torch.from_numpy(Stream(3).permutation(1000))[:700]
+    made = lazy_clients(Recipe(20, 2), X, Y, pool, 50, 50, Stream(0).child("train"))
+    for one in made:
+        assert one.y is not None and torch.equal(one.y, Y[numbers(one)])
+        assert one.y.bincount().sort().values[-2:].tolist() == [10, 10]
+        assert set(numbers(one)) <= set(pool.tolist())
+
+
 def test_the_first_clients_have_the_labels() -> None:
     made = make(Recipe(10, overlap=True), 50, 20)
     assert [c.labeled for c in made] == [True] * 20 + [False] * 30

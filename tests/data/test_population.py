@@ -54,7 +54,9 @@ def test_a_listing_tells_of_which_images_each_client_is_made() -> None:
     assert not a & b
 
 
-@pytest.mark.parametrize(("share", "labeled"), [(0.05, 2), (0.5, 20), (1.0, 40), (0.0, 0)])
+@pytest.mark.parametrize(
+    ("share", "labeled"), [(0.05, 2), (0.29, 12), (0.5, 20), (1.0, 40), (0.0, 0)]
+)
 def test_a_share_p_of_the_training_clients_keeps_its_labels(share: float, labeled: int) -> None:
     found = load_population(replace(DIGITS, labeled_fraction=share), Stream(0))
     assert sum(c.labeled for c in found.train) == labeled

@@ -7,6 +7,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -247,6 +248,31 @@ def test_a_file_with_more_than_it_should_have_is_refused(tmp_path):
     longer = {name: data + b"\0" for name, data in GREY_FILES.items()}
     write(tmp_path, within("small-mnist", longer))
     assert "is corrupt" in refused(lambda: SMALL_MNIST.load(tmp_path))
+
+
+def endless_gzip(tmp_path):
+    write(tmp_path, within("small-mnist", PACKED))
+    with gzip.open(tmp_path / "small-mnist" / "train-images-idx3-ubyte.gz", "wb", 1) as file:
+        for _ in range(64):
+            file.write(bytes(2**20))
+    return SMALL_MNIST
+
+
+def endless_archive(tmp_path):
+    write(tmp_path, {"cifar-10-binary.tar.gz": tar({"data_batch_1.bin": bytes(2**26)})})
+    return SMALL_CIFAR
+
+
+@pytest.mark.parametrize("make", [endless_gzip, endless_archive])
+def test_a_packed_file_that_never_ends_is_read_no_further_than_it_should_go(make, tmp_path):
+    """64 MiB of zeros, packed into some kB, in the place of some hundred bytes."""
+    small = make(tmp_path)
+    tracemalloc.start()
+    try:
+        assert "is corrupt" in refused(lambda: small.load(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_incomplete_set_is_missing(tmp_path):

@@ -302,6 +302,27 @@ def test_a_damaged_table_is_refused(store, damage, tmp_path):
     assert str(folder) in refused(lambda: read_table(folder, "who", None, ["picture"]))
 
 
+def offsets(first: int) -> bytes:
+    """Of five lists of four numbers, one after the other."""
+    return np.arange(first, first + 24, 4, dtype=np.int32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"), [(offsets(0), offsets(4)), (b"boalbo", b"bo\xff\xffbo")], ids=["lists", "text"]
+)
+def test_buffers_that_say_what_cannot_be_are_refused_before_they_are_followed(good, bad, tmp_path):
+    """The last list lies beyond the numbers; a client's name is no UTF-8."""
+    flat = pa.array([[1.0, 2.0, 3.0, 4.0]] * 5, pa.list_(pa.float32()))
+    rows, path = table(picture=flat), tmp_path / "t.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as out:
+        out.write_table(rows)
+    content = path.read_bytes()
+    assert content.count(good) == 1
+    path.write_bytes(content.replace(good, bad))
+    told = refused(lambda: read_table(path, "who", None, ["picture"]))
+    assert "is no readable table" in told
+
+
 def test_a_table_without_rows_or_files_is_refused(tmp_path):
     assert "has no .parquet" in refused(lambda: read_table(tmp_path, "who", None, ["picture"]))
     path = parquet(tmp_path / "t.parquet", table()[:0])

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowdup import read_config, train_run
+
 SETTINGS = [
     "--set=server.rounds=4",
     "--set=server.cohort=5",
@@ -81,3 +83,68 @@ def test_a_process_without_a_test_client_takes_part_in_an_evaluation(tmp_path: P
     flowdup(1, "train", "digits", *SETTINGS, "--set=data.test_clients=1", "--out", out)
     two, one = (json.loads(flowdup(n, "evaluate", out, "--json")) for n in (2, 1))
     assert two["metrics"] == one["metrics"]
+
+
+SLOW_TO_READ = """
+import json, os, signal, sys, time
+from pathlib import Path
+import flowdup
+
+signal.alarm(40)  # processes that wait for each other in vain end, and so does the test
+
+run, told = Path(sys.argv[1]), Path(sys.argv[2])
+rank, waited = int(os.environ["RANK"]), []
+
+def files():
+    there = [run / name for name in ("config.toml", "clients.json", "metrics.jsonl")]
+    return [(f.stat().st_ino, f.stat().st_mtime_ns) for f in there]
+
+def slow(event, arguments):
+    if event != "open" or waited:
+        return
+    name = Path(str(arguments[0])).name
+    if rank == 0 and name.endswith(".safetensors"):
+        waited.append(name)
+        (told / "the main process has read").touch()
+    elif rank == 1 and name == "checkpoint.json":
+        waited.append(name)
+        before, end = files(), time.monotonic() + 60
+        while not (told / "the main process has read").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(1)  # all that remains for the main process is to write a file
+        answer = "as before" if files() == before else "changed"
+        (told / "what the other process finds").write_text(answer)
+
+sys.addaudithook(slow)
+config = flowdup.read_config(json.loads(sys.argv[3]))
+list(flowdup.train_run(config, run, resume=True))
+"""
+
+
+def test_nothing_is_written_before_every_process_has_read_what_is_continued(
+    tmp_path: Path,
+) -> None:
+    """One of two processes is slow to read the checkpoint; the other may not go ahead."""
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SLOW_TO_READ)
+    table = {
+        "model": "mlp",
+        "method": {"name": "fedavg"},
+        "data": {"points": 20, "train_clients": 8, "validation_clients": 2, "test_clients": 2},
+        "server": {"rounds": 1, "cohort": 2},
+        "engine": {"device": "cpu"},
+    }
+    list(train_run(read_config(table), run))
+    longer = json.dumps(table | {"server": {"rounds": 2, "cohort": 2}})
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", script, run, tmp_path]
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command), longer],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "what the other process finds").read_text() == "as before"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2]
