@@ -29,6 +29,7 @@ from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.registry import import_modules
 from flowdup.run import ComparisonFolder, RunFolder, embed_run, evaluate_run, train_run
 from flowdup.run.comparison import choose, collect, read_comparison, run_comparison, summarize
+from flowdup.run.origin import stored_config
 from flowdup.settings import plain
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -66,7 +67,8 @@ def train(
     if preset is None and not resume:
         raise ConfigError("give a preset or a TOML file, or --resume to continue a run")
     folder = RunFolder(out)
-    config = load_config(preset or str(folder.config), settings or [])
+    settings = settings or []
+    config = load_config(preset, settings) if preset else stored_config(folder, settings)
     rounds = train_run(config, out, resume)
     if as_json:
         for metrics in rounds:

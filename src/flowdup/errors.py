@@ -17,6 +17,10 @@ class CheckpointError(FlowdupError):
     """A stored file is missing, truncated, tampered with, or of another federation."""
 
 
+class FolderInUseError(FlowdupError):
+    """Another process trains into the same run folder."""
+
+
 class TrainingError(FlowdupError):
     """Training cannot go on: it diverged, or no client can take part."""
 

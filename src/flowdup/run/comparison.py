@@ -63,10 +63,13 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         raise ConfigError(
             f"'{name}' needs a table 'compare' with 'seeds' (whole numbers) and 'variants'"
         )
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"'{name}' names a seed twice in {seeds}: name each once")
     for text in overrides or []:
         table = override(table, text)
     _check_metric_names()
-    changes = {n: t for name, change in variants.items() for n, t in _expand(name, change)}
+    changes = [v for name, change in variants.items() for v in _expand(name, change)]
+    _check_apart([variant for variant, _ in changes], seeds, ComparisonFolder(out))
     return [
         Job(
             variant,
@@ -74,8 +77,30 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
             ComparisonFolder(out).run(variant, seed),
         )
         for seed in seeds
-        for variant, change in changes.items()
+        for variant, change in changes
     ]
+
+
+def _check_apart(variants: list[str], seeds: list[int], folder: ComparisonFolder) -> None:
+    """Every run must have a folder of its own, inside the comparison's and inside no other run."""
+    taken = {folder.results.resolve(): "the results", folder.summary.resolve(): "the summary"}
+    above: dict[Path, str] = {}  # whose run is somewhere inside
+    for variant in variants:
+        parts = Path(variant).parts
+        if not parts or ".." in parts or Path(variant).is_absolute() or not variant.isprintable():
+            raise ConfigError(
+                f"a variant is named '{variant}', which is no folder inside {folder.path}: choose "
+                "a name without '..', '/' at the beginning and unprintable characters"
+            )
+        for seed in seeds:
+            path = folder.run(variant, seed).path.resolve()
+            owner = next((taken[p] for p in (path, *path.parents) if p in taken), above.get(path))
+            if owner:
+                raise ConfigError(
+                    f"variant '{variant}' would share a folder with {owner}: rename one of them"
+                )
+            taken[path] = f"variant '{variant}'"
+            above |= dict.fromkeys(path.parents, taken[path])
 
 
 def choose(jobs: list[Job], only: str) -> list[Job]:
@@ -151,7 +176,7 @@ def _row(job: Job) -> dict[str, Any]:
             f"{job.run.evaluation} is of an older flowdup: run `flowdup evaluate {job.run.path}`"
         )
     transductive, held_out = (evaluation["metrics"][r] for r in ("transductive", "held_out"))
-    last, config = job.run.read_metrics()[-1], job.config
+    last, config = (job.run.read_metrics() or [{}])[-1], job.config
     return {
         "variant": job.variant,
         "method": config.method.name,
@@ -169,8 +194,8 @@ def _row(job: Job) -> dict[str, Any]:
         "validation_worst_decile": last.get("validation_worst_decile"),
         **_means(transductive, ""),
         **_means(held_out, "held_out_"),
-        "seconds": last["seconds"],
-        "padding": last["padding"],
+        "seconds": last.get("seconds"),
+        "padding": last.get("padding"),
         **{key: evaluation["cost"][key] for key in COSTS},
         **{key: evaluation[key] for key in WHERE},
     }
