@@ -2,7 +2,9 @@
 
 
 class FlowdupError(Exception):
-    """The base of every error that a user can mend; the command line turns it into exit code 2."""
+    """The base of every error that a user can mend; the command line ends with its exit code."""
+
+    exit_code = 2
 
 
 class ConfigError(FlowdupError):
@@ -19,6 +21,12 @@ class CheckpointError(FlowdupError):
 
 class FolderInUseError(FlowdupError):
     """Another process trains into the same run folder."""
+
+
+class WorkerError(FlowdupError):
+    """A process that did a part of the work is gone; what it had saved is there."""
+
+    exit_code = 1
 
 
 class TrainingError(FlowdupError):

@@ -15,23 +15,19 @@ kept and broken ones continued when the comparison is started again.
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from flowdup.config import Config, load_table, merge, nest, override, read_config
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.evaluation import METRICS
-from flowdup.registry import import_modules
 from flowdup.run.folder import ComparisonFolder, RunFolder
 from flowdup.run.results import evaluate_run
 from flowdup.run.training import train_run
+from flowdup.run.workers import run_jobs
 from flowdup.settings import Table, as_table
 
 # of accuracy, by reading and on validation clients: the mean over clients, and over the worst tenth
@@ -53,6 +49,10 @@ class Job:
     variant: str
     config: Config
     run: RunFolder
+
+    @property
+    def title(self) -> str:
+        return f"variant '{self.variant}' with seed {self.config.seed}"
 
 
 def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
@@ -140,19 +140,17 @@ def _label(value: Any) -> str:
     return "-".join(map(_label, value.values())) if isinstance(value, dict) else str(value)
 
 
-def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -> Iterator[Job]:
-    """Run all jobs and yield each as it is done; `modules` register a user's own."""
-    threads = max(1, torch.get_num_threads() // workers)
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, import_modules, (modules,)) as pool:
-        try:
-            futures = {pool.submit(_run, job, threads): job for job in jobs}
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def run_comparison(
+    jobs: list[Job],
+    workers: int,
+    modules: Sequence[str] = (),
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[Job]:
+    """Run all jobs and yield each as it is done; `modules` register a user's own.
+
+    When `stop` says so, every run saves the round in hand and ends.
+    """
+    return run_jobs(_run, jobs, workers, modules, stop)
 
 
 def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
@@ -236,11 +234,13 @@ def _check_metric_names() -> None:
             )
 
 
-def _run(job: Job, threads: int) -> None:
-    torch.set_num_threads(threads)
-    for _ in train_run(job.config, job.run.path, resume=True):
+def _run(job: Job, stop: Callable[[], bool]) -> bool:
+    for _ in train_run(job.config, job.run.path, resume=True, stop=stop):
         pass
+    if stop():
+        return False
     evaluate_run(job.run.path)
+    return True
 
 
 def _spread(values: list[float | None]) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def train_run(
         if not _stops(stop):
             for latest, _ in simulation.rounds(state):
                 if latest.round < config.server.rounds and _stops(stop):
-                    return
+                    break
+        wait_for_all()  # until all is saved: torchrun ends everyone when one ends
 
 
 def _train_and_write(
@@ -88,6 +89,7 @@ def _train_and_write(
                 save_checkpoint(folder.checkpoint, simulation.federation, latest, origin)
             break
     write_report(folder.path)
+    wait_for_all()
 
 
 def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
