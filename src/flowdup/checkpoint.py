@@ -106,9 +106,18 @@ def save_checkpoint(
     }
     write_atomic(folder / name, content)
     write_atomic(folder / _HEADER, _sealed(header))
-    for old in folder.glob("round-*.safetensors"):
-        if old.name != name:
-            old.unlink(missing_ok=True)
+    _remove_tensors_but(folder, name)
+
+
+def remove_old_tensors(folder: Path) -> None:
+    """Delete tensor files that the header does not name, which a killed writer left."""
+    _remove_tensors_but(folder, _read_header(folder / _HEADER)["tensors"]["file"])
+
+
+def _remove_tensors_but(folder: Path, name: str) -> None:
+    for path in folder.glob("round-*.safetensors"):
+        if path.name != name:
+            path.unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:

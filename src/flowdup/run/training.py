@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from flowdup.checkpoint import save_checkpoint
+from flowdup.checkpoint import remove_old_tensors, save_checkpoint
 from flowdup.config import Config
 from flowdup.data import Population
 from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
@@ -68,7 +68,9 @@ def _train_and_write(
     if folder.started:
         check_clients(folder, listing)
     wait_for_all()  # until everyone has read what is now changed
-    if not folder.started:  # first of all: other files without a checkpoint are a damaged run
+    if folder.started:
+        remove_old_tensors(folder.checkpoint)
+    else:  # first of all: other files without a checkpoint are a damaged run
         save_checkpoint(folder.checkpoint, simulation.federation, state, origin)
     folder.write_clients(listing)
     folder.write_config(config)
