@@ -138,6 +138,7 @@ def threads(works: list[Work], home: Path, readers: int, times: int) -> Result:
 
 def _read(run: Path, ended: threading.Event, seen: list[tuple[int, str]], found: list[str]) -> None:
     """Until the run has ended, and once more."""
+    torch.set_num_threads(1)  # a new thread's first product would use all cores, with other bits
     x, last, more = client(30, 7).x, 0, True
     try:
         while more:
