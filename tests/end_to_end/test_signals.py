@@ -25,6 +25,7 @@ SETTINGS = [
     "--set=run.evaluate_every=1000000",
     "--set=run.checkpoint_every=1000000",
 ]
+SLOW = ["--set=client.epochs=100000", "--set=engine.name=sequential"]
 STUDY = (
     'model = "mlp"\n'
     "data = {points = 20, overlap = true, train_clients = 20, test_clients = 2}\n"
@@ -121,8 +122,7 @@ def test_a_signal_ends_a_run_after_its_round_saved_and_to_be_resumed(tmp_path: P
 def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
     """A round takes a long time here."""
     out = tmp_path / "run"
-    slow = ["--set=client.epochs=100000", "--set=engine.name=sequential"]
-    process = start("train", "digits", *SETTINGS, *slow, "--out", out)
+    process = start("train", "digits", *SETTINGS, *SLOW, "--out", out)
     until((out / "metrics.jsonl").exists)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -159,12 +159,15 @@ def rank(pid: int) -> str:
     return next(found, "")
 
 
-def compare(folder: Path) -> tuple[subprocess.Popen[str], list[int], list[Path]]:
+def compare(
+    folder: Path, *more: str, rounds: int = 2
+) -> tuple[subprocess.Popen[str], list[int], list[Path]]:
     """One whose two workers have trained some rounds."""
     (folder / "study.toml").write_text(STUDY)
-    process = start("compare", folder / "study.toml", "--out", folder / "out", "--jobs=2", "--json")
+    words = [folder / "study.toml", "--out", folder / "out", "--jobs=2", "--json", *more]
+    process = start("compare", *words)
     runs = [folder / "out" / name / "seed-0" for name in ("one", "two")]
-    until(lambda: all(lines(run) >= 2 for run in runs))
+    until(lambda: all((r / "metrics.jsonl").exists() and lines(r) >= rounds for r in runs))
     found = workers(process.pid)
     assert len(found) == 2
     return process, found, runs
@@ -184,10 +187,16 @@ def test_a_signal_ends_a_comparison_with_every_run_saved(tmp_path: Path) -> None
 
 
 def test_workers_end_with_a_comparison_that_is_killed(tmp_path: Path) -> None:
-    process, pids, _ = compare(tmp_path)
+    """Though they are in the middle of a long round."""
+    process, pids, _ = compare(tmp_path, *SLOW, rounds=0)
+    time.sleep(1)  # for the rounds to begin
     process.kill()
-    process.communicate()
-    until(lambda: not any(map(alive, pids)), 10)
+    process.wait()
+    try:
+        until(lambda: not any(map(alive, pids)), 10)
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_worker_that_is_killed_is_one_sentence_and_the_others_are_saved(tmp_path: Path) -> None:
