@@ -30,7 +30,8 @@ endif
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-gpu mutants lint coverage tables bench bench-gpu peers wheels
+.PHONY: help demo test test-peers test-gpu mutants torture fuzz lint coverage tables bench bench-gpu \
+	peers wheels
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -53,6 +54,9 @@ test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl
 test-gpu:  ## tests on a GPU, written to benchmarks/results/gpu-tests.json
 	PYTHONPATH=src$(if $(wildcard $(CARRIED_WHEELS)),:$(CARRIED_WHEELS)) $(PYTHON) -m pytest \
 		--override-ini "addopts=-q -n 8" tests/gpu --results benchmarks/results/gpu-tests.json
+
+torture: $(INSTALLED)  ## runs killed, crowded and starved must end in the same bits: 5 minutes
+	PYTHONPATH=src:tests $(VENV)/bin/python -m torture --out benchmarks/results/torture.json
 
 LOOSER := --no-warn-return-any --allow-untyped-calls  # than in src: much of torch answers Any
 lint: $(INSTALLED)  ## ruff, and mypy on everything

@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from small import METHODS, SPEC, STREAM, method, population
 
 from flowdup import load, read_config, train_run
-from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
+from flowdup.checkpoint import (
+    FederationSpec,
+    load_checkpoint,
+    remove_old_tensors,
+    save_checkpoint,
+)
 from flowdup.errors import CheckpointError, FlowdupError, TrainingError
 from flowdup.methods import MethodConfig
 from flowdup.random import philox
@@ -63,6 +68,13 @@ def test_a_newer_checkpoint_replaces_the_older_one(saved: Path) -> None:
     save_checkpoint(saved, SPECIFICATION, state(4))
     assert load_checkpoint(saved)[1].round == 4
     assert len(list(saved.iterdir())) == 2
+
+
+def test_tensors_that_a_killed_writer_left_are_deleted(saved: Path) -> None:
+    left = saved / "round-2-0123abcd.safetensors"
+    left.write_bytes(b"older")
+    remove_old_tensors(saved)
+    assert not left.exists() and same(load_checkpoint(saved)[1], state())
 
 
 def test_neither_theta_0_nor_p_is_stored(saved: Path) -> None:

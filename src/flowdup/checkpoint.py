@@ -24,7 +24,7 @@ from flowdup.methods import Method, MethodConfig
 from flowdup.random import ZeroStream
 from flowdup.server import ServerState
 
-FORMAT = 2
+FORMAT = 3
 CHECKPOINT = "checkpoint"  # the name of the folder inside a run folder
 _HEADER = "checkpoint.json"
 _REMEDY = "restore the folder from a copy, or train again"
@@ -66,6 +66,14 @@ class FederationSpec:
             )
 
 
+@dataclass(frozen=True)
+class RunOrigin:
+    """What a run was started with, sealed with each of its checkpoints."""
+
+    config: dict[str, Any]  # every setting, as a table
+    clients_sha256: str  # of clients.json, which has a digest of every client's data
+
+
 def has_checkpoint(folder: Path) -> bool:
     return (folder / _HEADER).exists()
 
@@ -76,7 +84,9 @@ def checkpoint_in(folder: Path) -> Path:
     return inside if inside.is_dir() else folder
 
 
-def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> None:
+def save_checkpoint(
+    folder: Path, spec: FederationSpec, state: ServerState, origin: RunOrigin | None = None
+) -> None:
     if not all(bool(torch.isfinite(p).all()) for p in state.psi.values()):
         raise TrainingError(
             f"training diverged by round {state.round}: lower client.optimizer.lr or "
@@ -92,12 +102,22 @@ def save_checkpoint(folder: Path, spec: FederationSpec, state: ServerState) -> N
         "round": state.round,
         "federation": asdict(spec),
         "tensors": {"file": name, "sha256": sha256},
+        "run": asdict(origin) if origin else None,
     }
     write_atomic(folder / name, content)
     write_atomic(folder / _HEADER, _sealed(header))
-    for old in folder.glob("round-*.safetensors"):
-        if old.name != name:
-            old.unlink()
+    _remove_tensors_but(folder, name)
+
+
+def remove_old_tensors(folder: Path) -> None:
+    """Delete tensor files that the header does not name, which a killed writer left."""
+    _remove_tensors_but(folder, _read_header(folder / _HEADER)["tensors"]["file"])
+
+
+def _remove_tensors_but(folder: Path, name: str) -> None:
+    for path in folder.glob("round-*.safetensors"):
+        if path.name != name:
+            path.unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
@@ -124,6 +144,18 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
     except (SafetensorError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint ({error}): {_REMEDY}") from None
     return spec, ServerState(header["round"], groups["psi"], groups["server"], groups["method"])
+
+
+def read_origin(folder: Path) -> RunOrigin | None:
+    """What the checkpoint's run was started with; None if it was saved outside of a run."""
+    table = _read_header(folder / _HEADER).get("run")
+    if table is None:
+        return None
+    try:
+        origin = RunOrigin(**table)
+    except TypeError:
+        raise CheckpointError(f"{folder / _HEADER} is not of a run: {_REMEDY}") from None
+    return origin
 
 
 def read_spec(table: dict[str, Any]) -> InputSpec:

@@ -22,6 +22,7 @@ from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.evaluation import METRICS
 from flowdup.files import write_atomic
+from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
 from flowdup.personalize import load, load_model
@@ -29,6 +30,7 @@ from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.registry import import_modules
 from flowdup.run import ComparisonFolder, RunFolder, embed_run, evaluate_run, train_run
 from flowdup.run.comparison import choose, collect, read_comparison, run_comparison, summarize
+from flowdup.run.origin import stored_config
 from flowdup.settings import plain
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -66,16 +68,22 @@ def train(
     if preset is None and not resume:
         raise ConfigError("give a preset or a TOML file, or --resume to continue a run")
     folder = RunFolder(out)
-    config = load_config(preset or str(folder.config), settings or [])
-    rounds = train_run(config, out, resume)
-    if as_json:
-        for metrics in rounds:
-            print(json.dumps(metrics), flush=True)
-        return
-    with Rounds(console, config.server.rounds) as progress:
-        for metrics in rounds:
-            progress.show(metrics)
-    console.print(f"run folder {out}, report {folder.report}")
+    settings = settings or []
+    config = load_config(preset, settings) if preset else stored_config(folder, settings)
+    metrics, last = dict[str, Any](), config.server.rounds
+    with Interruption(say=is_main_process()) as stop:
+        rounds = train_run(config, out, resume, stop=stop)
+        if as_json:
+            for metrics in rounds:
+                print(json.dumps(metrics), flush=True)
+        else:
+            with Rounds(console, last) as progress:
+                for metrics in rounds:
+                    progress.show(metrics)
+        if metrics.get("round", 0 if stop.signal else last) < last:
+            stop.end_program("--resume")
+    if not as_json:
+        console.print(f"run folder {out}, report {folder.report}")
 
 
 @app.command()
@@ -154,16 +162,24 @@ def compare(
     """Train several methods with several seeds and print one table."""
     work = read_comparison(preset, out, settings)
     chosen = choose(work, only)
-    done = run_comparison(chosen, min(jobs or os.cpu_count() or 1, len(chosen)), context.obj)
+    workers = min(jobs or os.cpu_count() or 1, len(chosen))
+    with Interruption() as stop:
+        done = run_comparison(chosen, workers, context.obj, stop)
+        if as_json:
+            for job in done:
+                print(json.dumps({"done": str(job.run.path)}), flush=True)
+        else:
+            rounds = {str(job.run.path): job.config.server.rounds for job in chosen}
+            with Jobs(console, rounds) as progress:
+                for _ in done:
+                    progress.done()
+        if stop.signal:
+            stop.end_program()
+    summary = summarize(collect(work, out), out)
     if as_json:
-        for job in done:
-            print(json.dumps({"done": str(job.run.path)}), flush=True)
-        print(json.dumps(summarize(collect(work, out), out)))
+        print(json.dumps(summary))
         return
-    with Jobs(console, {str(j.run.path): j.config.server.rounds for j in chosen}) as progress:
-        for _ in done:
-            progress.done()
-    console.print(_comparison_table(summarize(collect(work, out), out)))
+    console.print(_comparison_table(summary))
     console.print(f"{ComparisonFolder(out).summary}; every run has a report.html")
 
 
@@ -303,12 +319,12 @@ def main() -> None:
     try:
         app()
     except FlowdupError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
     except OSError as error:
         _fail(f"{error.strerror or error}: {error.filename}; check the path and its permissions")
 
 
-def _fail(sentence: str) -> NoReturn:
+def _fail(sentence: str, exit_code: int = 2) -> NoReturn:
     message = Text.assemble(("error:", "bold red"), f" {sentence}")
     Console(stderr=True).print(message, soft_wrap=True)
-    sys.exit(2)
+    sys.exit(exit_code)

@@ -2,7 +2,9 @@
 
 
 class FlowdupError(Exception):
-    """The base of every error that a user can mend; the command line turns it into exit code 2."""
+    """The base of every error that a user can mend; the command line ends with its exit code."""
+
+    exit_code = 2
 
 
 class ConfigError(FlowdupError):
@@ -15,6 +17,16 @@ class DataError(FlowdupError):
 
 class CheckpointError(FlowdupError):
     """A stored file is missing, truncated, tampered with, or of another federation."""
+
+
+class FolderInUseError(FlowdupError):
+    """Another process trains into the same run folder."""
+
+
+class WorkerError(FlowdupError):
+    """A process that did a part of the work is gone; what it had saved is there."""
+
+    exit_code = 1
 
 
 class TrainingError(FlowdupError):

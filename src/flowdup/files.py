@@ -1,33 +1,98 @@
-"""Files that are either the old or the new one, never half of either."""
+"""Files that are either the old or the new one, never half of either, and locks on them."""
 
 import contextlib
+import errno
 import os
+import secrets
 from pathlib import Path
+from typing import BinaryIO
 
 from flowdup.errors import FlowdupError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace a file by new content, durably; on any failure the old file stays as it was."""
+    """Replace a file by new content, durably; on any failure the old file stays as it was.
+
+    The content is first in a file `.NAME.RANDOM.tmp` beside it, locked while it is written.
+    """
     if not path.name:
         raise FlowdupError(f"'{path}' is a folder: give a file name")
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        file, temporary = _open_temporary(path)
+        with file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            if temporary:
+                temporary.unlink()
         raise cannot_write(path, error) from error
+
+
+def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
+    """A new file beside a path, locked where files can be."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        file = open(temporary, "xb")  # noqa: SIM115  (for the caller to close)
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # without locks nobody sweeps either
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file, temporary
+        file.close()  # it was swept before it was locked
+
+
+def remove_stale_temporaries(folder: Path) -> None:
+    """Delete what killed writers left: temporary files that nobody holds locked."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # it may be gone by now
+            if try_lock(file.fileno()):
+                path.unlink()
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file against all others without waiting; False if one of them has the lock.
+
+    Closing the file, or the end of the process, frees it.  OSError where files cannot be locked:
+    on some network filesystems, and on Windows.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, "this system has no flock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def sync_file(path: Path) -> None:
+    """Wait until what was written to a file is on the disk."""
+    _sync(path, os.O_RDWR)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def cannot_write(path: Path, error: OSError) -> FlowdupError:

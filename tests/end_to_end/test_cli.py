@@ -75,7 +75,8 @@ def images(tmp_path: Path) -> Path:
 
 def test_train_leaves_a_complete_run_folder(run: Path) -> None:
     names = {p.name for p in run.iterdir()}
-    assert names == {"config.toml", "clients.json", "metrics.jsonl", "checkpoint", "report.html"}
+    files = {"config.toml", "clients.json", "metrics.jsonl", "report.html"}
+    assert names == files | {"checkpoint", "lock"}
     listed = json.loads((run / "clients.json").read_text())
     assert [len(listed[group]) for group in ("train", "validation", "test")] == [20, 40, 6]
     assert all(len(c["images"]) == c["points"] == 40 and c["labeled"] for c in listed["train"])
@@ -260,11 +261,14 @@ def test_a_run_is_not_overwritten_and_not_continued_as_another(run: Path) -> Non
     before = tensors(run)
     assert "add --resume" in refused("train", "digits", *SMALL, "--out", run)
     told = refused("train", "digits", *SMALL, "--set=seed=3", "--out", run, "--resume")
-    assert "'seed = 3' is new" in told
+    assert "seed is 3 in the settings given and 0 in the checkpoint" in told
     told = refused(
         "train", "digits", *SMALL, "--set=server.lr_decay_fraction=0.5", "--out", run, "--resume"
     )
-    assert "'lr_decay_fraction = 0.5' is new" in told
+    assert "server.lr_decay_fraction is 0.5 in the settings given and 0.0 in" in told
+    assert "trained for 6 rounds and server.rounds is 5" in refused(
+        "train", "--set=server.rounds=5", "--out", run, "--resume"
+    )
     assert tensors(run) == before
 
 

@@ -89,3 +89,58 @@ def test_an_evaluation_of_an_older_kind_is_refused_with_a_remedy(
             collect(jobs, out)
     finally:
         path.write_text(whole)
+
+
+def test_a_row_does_without_metrics_that_were_lost(done: tuple[list[Job], Path]) -> None:
+    jobs, out = done
+    whole = jobs[0].run.metrics.read_text()
+    for lines in ('{"round": 2}\n', ""):
+        jobs[0].run.metrics.write_text(lines)
+        try:
+            (row,) = collect(jobs, out)
+        finally:
+            jobs[0].run.metrics.write_text(whole)
+        assert row["seconds"] is None and row["accuracy"] is not None
+
+
+def comparison(folder: Path, seeds: str, *variants: str) -> list[Job]:
+    head = STUDY.partition("[compare]")[0]
+    tables = "".join(f"[compare.variants.{variant}]\n" for variant in variants)
+    (folder / "study.toml").write_text(f"{head}[compare]\nseeds = {seeds}\n{tables}")
+    return read_comparison(str(folder / "study.toml"), folder / "out")
+
+
+def test_a_seed_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a seed twice in \[0, 1, 0\]"):
+        comparison(tmp_path, "[0, 1, 0]", "one")
+
+
+@pytest.mark.parametrize("name", ["'../x'", "'/abs'", "'a/../../x'", "''", "'.'", r'"a\u0000b"'])
+def test_a_variant_does_not_leave_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="no folder inside"):
+        comparison(tmp_path, "[0]", name)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "'a/'"],
+        ["a", "'./a'"],
+        ["a", "'a/seed-1'"],
+        ["'a/seed-1/b'", "a"],
+        ["link", "real"],
+        ["'results.json'"],
+        ["'summary.json/a'"],
+        ["a.grid]\n'server.cohort' = [2, 2]\n[compare.variants.b"],
+    ],
+)
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "out" / "real").mkdir(parents=True)
+    (tmp_path / "out" / "link").symlink_to("real")
+    with pytest.raises(ConfigError, match="would share a folder with"):
+        comparison(tmp_path, "[0, 1]", *names)
+
+
+def test_variants_may_lie_in_one_folder_beside_each_other(tmp_path: Path) -> None:
+    jobs = comparison(tmp_path, "[0, 1]", "a", "'a/b'", "'a/seed-2'", "c")
+    assert len({job.run.path for job in jobs}) == 8

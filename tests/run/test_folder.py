@@ -2,13 +2,14 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 import flowdup as package
 from flowdup import read_config
-from flowdup.errors import CheckpointError, DataError, FlowdupError
+from flowdup.errors import CheckpointError, FlowdupError
 from flowdup.run import RunFolder
 
 SOURCES = Path(package.__file__).parent
@@ -34,6 +35,7 @@ def folder(tmp_path: Path) -> RunFolder:
         "evaluation.json",
         "report.html",
         "embedding",
+        "lock",
         "results.json",
         "summary.json",
     ],
@@ -77,20 +79,42 @@ def test_a_run_that_has_not_begun_has_no_metrics_and_no_evaluation(folder: RunFo
     assert folder.cut_metrics(0) == 0.0
 
 
+def test_lost_rounds_are_named_and_the_others_stay(folder: RunFolder) -> None:
+    folder.metrics.write_text(rows(1, 2, 5, 8) + '{"round": 9, "loss": 1, "round": 1')
+    with pytest.warns(UserWarning, match="lost the metrics of rounds 3 to 4, 6 to 7, 9, which"):
+        assert folder.cut_metrics(9) == 20.0
+    assert folder.metrics.read_text() == rows(1, 2, 5, 8)
+
+
+def test_a_whole_file_of_metrics_is_not_complained_of(folder: RunFolder) -> None:
+    folder.metrics.write_text(rows(1, 2, 3, 4))
+    with warnings.catch_warnings(action="error"):
+        folder.cut_metrics(3)
+
+
+@pytest.mark.parametrize("seconds", ["", ', "seconds": null', ', "seconds": "x"'])
+def test_seconds_that_are_missing_are_taken_from_the_round_before(
+    folder: RunFolder, seconds: str
+) -> None:
+    folder.metrics.write_text(rows(1) + f'{{"round": 2, "loss": 1.0{seconds}}}\n')
+    assert folder.cut_metrics(2) == 2.5
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[" * 100_000, '{"round": true}', '{"round": 0}', '{"round": 1e3}', "\0\0"]
+)
+def test_a_line_that_is_no_rounds_metrics_is_named(folder: RunFolder, line: str) -> None:
+    folder.metrics.write_text(rows(1) + line + "\n" + rows(3))
+    with pytest.raises(CheckpointError, match="line 2 of"):
+        folder.read_metrics()
+
+
 def test_a_broken_line_of_metrics_is_named_and_not_dropped(folder: RunFolder) -> None:
     content = rows(1) + "{}\n" + rows(3)
     folder.metrics.write_text(content)
     with pytest.raises(CheckpointError, match="line 2 of"):
         folder.cut_metrics(3)
     assert folder.metrics.read_text() == content
-
-
-def test_other_clients_than_the_recorded_ones_are_refused(folder: RunFolder) -> None:
-    folder.check_clients(b"anyone")  # nobody is recorded yet
-    folder.write_clients(b"these")
-    folder.check_clients(b"these")
-    with pytest.raises(DataError, match="clients are not those"):
-        folder.check_clients(b"others")
 
 
 def test_what_cannot_be_appended_is_an_error_for_a_person(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Clients and what their inputs look like."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -31,6 +32,16 @@ class ClientData:
 
     def unlabeled(self) -> "ClientData":
         return replace(self, y=None)
+
+    def digest(self) -> str:
+        """SHA-256 of the points and labels: types, shapes and bytes."""
+        found = hashlib.sha256()
+        for tensor in (self.x, self.y):
+            if tensor is not None:
+                found.update(f"{_name(tensor)} {list(tensor.shape)} ".encode())
+                content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                found.update(content.numpy().data)
+        return found.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +200,21 @@ class Population:
         return [self.spec.check(client) for client in clients]
 
     def listing(self) -> dict[str, Any]:
-        """Who is in which group, whose labels are learned from, and of which of the source's images
-        a simulated client is made: training images, and for test clients test images.
+        """Who is in which group, whose labels are learned from, a digest of each one's data, and of
+        which of the source's images a simulated client is made: training images, and for test
+        clients test images.
 
         Of lazy clients, how many there are, how they are made, and the first of them.
         """
 
         def row(client: ClientData) -> dict[str, Any]:
             images = {"images": list(client.images)} if client.images else {}
-            return {"name": client.name, "points": len(client), "traits": client.traits} | images
+            return {
+                "name": client.name,
+                "points": len(client),
+                "traits": client.traits,
+                "sha256": client.digest(),
+            } | images
 
         train: Any
         if isinstance(self.train, LazyClients):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,25 @@ def is_main_process() -> bool:
 def wait_for_all() -> None:
     if is_distributed():
         dist.barrier()
+
+
+def any_process(flag: bool) -> bool:
+    """Whether it is so in one of the processes at least; all must ask, and get the same answer."""
+    if not is_distributed():
+        return flag
+    told = torch.tensor([int(flag)])
+    dist.all_reduce(told, dist.ReduceOp.MAX, group=_host_group())
+    return bool(told.item())
+
+
+@cache
+def _host_group() -> dist.ProcessGroup | None:
+    """All processes, to talk without a GPU, which would have to be waited for."""
+    if dist.get_backend() == "gloo":
+        return None  # the default group
+    with _stdout_as_stderr():
+        group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group
 
 
 class DistributedEngine:

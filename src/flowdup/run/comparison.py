@@ -15,23 +15,19 @@ kept and broken ones continued when the comparison is started again.
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from flowdup.config import Config, load_table, merge, nest, override, read_config
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.evaluation import METRICS
-from flowdup.registry import import_modules
 from flowdup.run.folder import ComparisonFolder, RunFolder
 from flowdup.run.results import evaluate_run
 from flowdup.run.training import train_run
+from flowdup.run.workers import run_jobs
 from flowdup.settings import Table, as_table
 
 # of accuracy, by reading and on validation clients: the mean over clients, and over the worst tenth
@@ -54,6 +50,10 @@ class Job:
     config: Config
     run: RunFolder
 
+    @property
+    def title(self) -> str:
+        return f"variant '{self.variant}' with seed {self.config.seed}"
+
 
 def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
     table = dict(load_table(name))
@@ -63,10 +63,13 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         raise ConfigError(
             f"'{name}' needs a table 'compare' with 'seeds' (whole numbers) and 'variants'"
         )
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"'{name}' names a seed twice in {seeds}: name each once")
     for text in overrides or []:
         table = override(table, text)
     _check_metric_names()
-    changes = {n: t for name, change in variants.items() for n, t in _expand(name, change)}
+    changes = [v for name, change in variants.items() for v in _expand(name, change)]
+    _check_apart([variant for variant, _ in changes], seeds, ComparisonFolder(out))
     return [
         Job(
             variant,
@@ -74,8 +77,30 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
             ComparisonFolder(out).run(variant, seed),
         )
         for seed in seeds
-        for variant, change in changes.items()
+        for variant, change in changes
     ]
+
+
+def _check_apart(variants: list[str], seeds: list[int], folder: ComparisonFolder) -> None:
+    """Every run must have a folder of its own, inside the comparison's and inside no other run."""
+    taken = {folder.results.resolve(): "the results", folder.summary.resolve(): "the summary"}
+    above: dict[Path, str] = {}  # whose run is somewhere inside
+    for variant in variants:
+        parts = Path(variant).parts
+        if not parts or ".." in parts or Path(variant).is_absolute() or not variant.isprintable():
+            raise ConfigError(
+                f"a variant is named '{variant}', which is no folder inside {folder.path}: choose "
+                "a name without '..', '/' at the beginning and unprintable characters"
+            )
+        for seed in seeds:
+            path = folder.run(variant, seed).path.resolve()
+            owner = next((taken[p] for p in (path, *path.parents) if p in taken), above.get(path))
+            if owner:
+                raise ConfigError(
+                    f"variant '{variant}' would share a folder with {owner}: rename one of them"
+                )
+            taken[path] = f"variant '{variant}'"
+            above |= dict.fromkeys(path.parents, taken[path])
 
 
 def choose(jobs: list[Job], only: str) -> list[Job]:
@@ -115,19 +140,17 @@ def _label(value: Any) -> str:
     return "-".join(map(_label, value.values())) if isinstance(value, dict) else str(value)
 
 
-def run_comparison(jobs: list[Job], workers: int, modules: Sequence[str] = ()) -> Iterator[Job]:
-    """Run all jobs and yield each as it is done; `modules` register a user's own."""
-    threads = max(1, torch.get_num_threads() // workers)
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, import_modules, (modules,)) as pool:
-        try:
-            futures = {pool.submit(_run, job, threads): job for job in jobs}
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def run_comparison(
+    jobs: list[Job],
+    workers: int,
+    modules: Sequence[str] = (),
+    stop: Callable[[], bool] | None = None,
+) -> Iterator[Job]:
+    """Run all jobs and yield each as it is done; `modules` register a user's own.
+
+    When `stop` says so, every run saves the round in hand and ends.
+    """
+    return run_jobs(_run, jobs, workers, modules, stop)
 
 
 def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
@@ -151,7 +174,7 @@ def _row(job: Job) -> dict[str, Any]:
             f"{job.run.evaluation} is of an older flowdup: run `flowdup evaluate {job.run.path}`"
         )
     transductive, held_out = (evaluation["metrics"][r] for r in ("transductive", "held_out"))
-    last, config = job.run.read_metrics()[-1], job.config
+    last, config = (job.run.read_metrics() or [{}])[-1], job.config
     return {
         "variant": job.variant,
         "method": config.method.name,
@@ -169,8 +192,8 @@ def _row(job: Job) -> dict[str, Any]:
         "validation_worst_decile": last.get("validation_worst_decile"),
         **_means(transductive, ""),
         **_means(held_out, "held_out_"),
-        "seconds": last["seconds"],
-        "padding": last["padding"],
+        "seconds": last.get("seconds"),
+        "padding": last.get("padding"),
         **{key: evaluation["cost"][key] for key in COSTS},
         **{key: evaluation[key] for key in WHERE},
     }
@@ -211,11 +234,13 @@ def _check_metric_names() -> None:
             )
 
 
-def _run(job: Job, threads: int) -> None:
-    torch.set_num_threads(threads)
-    for _ in train_run(job.config, job.run.path, resume=True):
+def _run(job: Job, stop: Callable[[], bool]) -> bool:
+    for _ in train_run(job.config, job.run.path, resume=True, stop=stop):
         pass
+    if stop():
+        return False
     evaluate_run(job.run.path)
+    return True
 
 
 def _spread(values: list[float | None]) -> dict[str, Any]:

@@ -4,25 +4,29 @@ config.toml     the resolved settings
 clients.json    who is in which group, who has labels, and of which images each is made;
                 of lazy clients, how they are made
 metrics.jsonl   one line per round
-checkpoint/     psi and the server's state (`checkpoint.py`)
+checkpoint/     psi and the server's state (`checkpoint.py`); it seals what the run was started with
+lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
 embedding.*     a figure of the clients, png and svg (`embed_run`)
 report.html     curves, metrics, settings
 
 Files are replaced as a whole, so that a process killed at any moment leaves the old one or the new
-one; metrics.jsonl grows, and a last line that was never finished does not count.
+one; metrics.jsonl grows, and a last line that was never finished does not count.  A run begins with
+the checkpoint of round 0: without a checkpoint, any other file says that one was lost.
 """
 
 import json
+import math
 import tomllib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowdup.checkpoint import CHECKPOINT, has_checkpoint
 from flowdup.config import Config, read_config, read_toml
-from flowdup.errors import CheckpointError, DataError
-from flowdup.files import cannot_write, write_atomic
+from flowdup.errors import CheckpointError
+from flowdup.files import cannot_write, sync_file, write_atomic
 from flowdup.report import RunContents
 from flowdup.settings import to_toml
 
@@ -52,6 +56,10 @@ class RunFolder:
         return self.path / CHECKPOINT
 
     @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
     def evaluation(self) -> Path:
         return self.path / "evaluation.json"
 
@@ -69,6 +77,18 @@ class RunFolder:
         """Whether there is something to continue."""
         return has_checkpoint(self.checkpoint)
 
+    def check_not_damaged(self) -> None:
+        """Refuse a folder that has lost its checkpoint: what it held must not be written over."""
+        if self.started:
+            return
+        later = sorted(self.checkpoint.glob("round-[1-9]*.safetensors"))
+        left = [p for p in (self.config, self.clients, self.metrics, *later) if p.exists()]
+        if left:
+            raise CheckpointError(
+                f"{self.path} has {left[0].name} but no whole checkpoint: restore "
+                f"{self.checkpoint} from a copy, or choose another folder"
+            )
+
     def write_config(self, config: Config) -> None:
         write_atomic(self.config, to_toml(config).encode())
 
@@ -80,18 +100,17 @@ class RunFolder:
     def write_clients(self, listing: bytes) -> None:
         write_atomic(self.clients, listing)
 
-    def check_clients(self, listing: bytes) -> None:
-        """Refuse clients other than those that the run was started with."""
-        if self.clients.exists() and self.clients.read_bytes() != listing:
-            raise DataError(
-                f"the clients are not those in {self.clients}, with which the run was started: "
-                "restore their data or choose another folder"
-            )
-
     def append_metrics(self, metrics: Metrics) -> None:
         try:
             with open(self.metrics, "a") as file:
                 file.write(json.dumps(metrics) + "\n")
+        except OSError as error:
+            raise cannot_write(self.metrics, error) from error
+
+    def sync_metrics(self) -> None:
+        """Wait until the metrics are on the disk, before the checkpoint of their round is."""
+        try:
+            sync_file(self.metrics)
         except OSError as error:
             raise cannot_write(self.metrics, error) from error
 
@@ -101,7 +120,7 @@ class RunFolder:
         rows: dict[int, Metrics] = {}
         for i, line in enumerate(lines):
             row = _json(line)
-            if isinstance(row, dict) and isinstance(row.get("round"), int):
+            if isinstance(row, dict) and _is_round(row.get("round")):
                 rows[row["round"]] = row
             elif i < len(lines) - 1:
                 raise CheckpointError(
@@ -110,10 +129,20 @@ class RunFolder:
         return [rows[number] for number in sorted(rows)]
 
     def cut_metrics(self, last: int) -> float:
-        """Drop the lines of rounds after `last`; the seconds spent until then."""
+        """Drop the lines of rounds after `last`; the seconds spent until then.
+
+        A warning names rounds until `last` that have no line, or a damaged one at the end.
+        """
         kept = [row for row in self.read_metrics() if row["round"] <= last]
+        gaps = ranges(set(range(1, last + 1)) - {row["round"] for row in kept})
+        if gaps:
+            warnings.warn(
+                f"{self.metrics} has lost the metrics of rounds {gaps}, which were trained: "
+                "restore them from a copy, or go on without",
+                stacklevel=3,
+            )
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        return float(kept[-1]["seconds"]) if kept else 0.0
+        return max((row["seconds"] for row in kept if _is_number(row.get("seconds"))), default=0.0)
 
     def count_rounds(self) -> int:
         """How many lines metrics.jsonl has: cheap enough to ask again and again."""
@@ -182,6 +211,25 @@ class ComparisonFolder:
         write_atomic(self.summary, json.dumps(summary, indent=2).encode())
 
 
+def ranges(numbers: set[int]) -> str:
+    """Whole numbers as people list them: "3, 7 to 9"."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found)
+
+
+def _is_round(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
 def _read(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
@@ -190,5 +238,5 @@ def _json(data: bytes) -> Any:
     """The value, or None if it is not JSON."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

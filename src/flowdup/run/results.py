@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from flowdup.config import load_config
 from flowdup.data import ClientData, Population, load_population
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, DataError
@@ -18,6 +17,7 @@ from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, page
 from flowdup.run.folder import RunFolder
+from flowdup.run.origin import check_clients, stored_config
 from flowdup.run.simulation import Simulation
 
 _MOST_IN_A_FIGURE = 10_000  # clients
@@ -30,9 +30,9 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
     values under the same names.
     """
     folder = RunFolder(Path(out))
-    simulation = Simulation(folder.read_config(), population)
-    if population is None:
-        folder.check_clients(simulation.listing())
+    simulation = Simulation(stored_config(folder), population)
+    if population is None and folder.started:
+        check_clients(folder, simulation.listing())
     state = simulation.load_state(folder.checkpoint)
     stream = simulation.stream.child("held-out")
     scores = evaluate(simulation.engine, state.psi, simulation.population.test, stream)
@@ -78,7 +78,7 @@ def embed_run(
     if any(not text.startswith("data.") for text in settings):
         raise ConfigError("only data settings can change here: the federation is trained already")
     federation = load(run.path)
-    config = load_config(str(run.config), settings)
+    config = stored_config(run, settings)
     population = load_population(config.data, Stream(config.seed).child("data"))
     if group not in ("train", "validation", "test"):
         raise ConfigError(f"a group is train, validation or test, not '{group}'")

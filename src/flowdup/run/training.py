@@ -1,70 +1,120 @@
 """Training into a run folder: it can be killed at any moment and continued to the same bits."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-from flowdup.checkpoint import save_checkpoint
+from flowdup.checkpoint import remove_old_tensors, save_checkpoint
 from flowdup.config import Config
 from flowdup.data import Population
-from flowdup.engines.distributed import is_main_process, wait_for_all
+from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
 from flowdup.errors import ConfigError
 from flowdup.run.folder import Metrics, RunFolder
+from flowdup.run.lock import locked
+from flowdup.run.origin import check_clients, check_settings, origin_of, with_whole_path
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
-from flowdup.server import check_roster
-from flowdup.settings import to_toml
+from flowdup.server import ServerState, check_roster
 
 
 def train_run(
-    config: Config, out: str | Path, resume: bool = False, population: Population | None = None
+    config: Config,
+    out: str | Path,
+    resume: bool = False,
+    population: Population | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Iterator[Metrics]:
     """Train into a run folder and yield every round's metrics.
 
-    Nothing happens until the first round is asked for.  `population` replaces the clients that the
-    configuration describes.  Of several processes (torchrun) one writes and yields.
+    Nothing happens until the first round is asked for; then the folder is locked against other
+    trainings until the end.  `population` replaces the clients that the configuration describes.
+    `stop` is asked before the first round and after each: if it says so, the round is saved and
+    training ends.  Of several processes (torchrun) one writes and yields; one that is to stop stops
+    all.
     """
-    folder = RunFolder(Path(out))
-    started = folder.started
-    if started and not resume:
-        raise ConfigError(f"{out} holds a run already: add --resume or choose another folder")
-    if started:
-        _check_continues(config, folder.read_config())
-    simulation = Simulation(config, population)
-    if started:
-        folder.check_clients(simulation.listing())
-    state = simulation.load_state(folder.checkpoint) if started else simulation.initial_state()
-    check_roster(config.server, simulation.method, simulation.engine.roster)
-    wait_for_all()  # until everyone has read what the main process may now change
-    if not is_main_process():
-        for _ in simulation.rounds(state):
-            pass
-        return
+    folder, config, writes = RunFolder(Path(out)), with_whole_path(config), is_main_process()
+    with ExitStack() as held:
+        exists = folder.path.exists()
+        if writes and exists:
+            held.enter_context(locked(folder))
+            _check_may_train(folder, config, resume)
+        simulation = Simulation(config, population)
+        check_roster(config.server, simulation.method, simulation.engine.roster)
+        if writes and not exists:  # not before: what is refused leaves no folder behind
+            held.enter_context(locked(folder))
+            _check_may_train(folder, config, resume)
+        wait_for_all()  # nobody reads before the folder is locked
+        state = _start(folder, simulation)
+        if writes:
+            yield from _train_and_write(folder, simulation, state, stop)
+            return
+        wait_for_all()  # the main process may now change what everyone has read
+        if not _stops(stop):
+            for latest, _ in simulation.rounds(state):
+                if latest.round < config.server.rounds and _stops(stop):
+                    break
+        wait_for_all()  # until all is saved: torchrun ends everyone when one ends
+
+
+def _train_and_write(
+    folder: RunFolder,
+    simulation: Simulation,
+    state: ServerState,
+    stop: Callable[[], bool] | None,
+) -> Iterator[Metrics]:
+    config, listing = simulation.config, simulation.listing()
+    origin = origin_of(config, listing)
+    if folder.started:
+        check_clients(folder, listing)
+    wait_for_all()  # until everyone has read what is now changed
+    if folder.started:
+        remove_old_tensors(folder.checkpoint)
+    else:  # first of all: other files without a checkpoint are a damaged run
+        save_checkpoint(folder.checkpoint, simulation.federation, state, origin)
+    folder.write_clients(listing)
     folder.write_config(config)
-    folder.write_clients(simulation.listing())
-    before = folder.cut_metrics(state.round)
-    start = time.monotonic() - before
-    for latest, metrics in simulation.rounds(state):
+    start = time.monotonic() - folder.cut_metrics(state.round)
+    rounds = iter(()) if _stops(stop) else simulation.rounds(state)
+    for latest, metrics in rounds:
         metrics["seconds"] = round(time.monotonic() - start, 3)
         folder.append_metrics(metrics)
-        if latest.round % config.run.checkpoint_every == 0 or latest.round == config.server.rounds:
-            save_checkpoint(folder.checkpoint, simulation.federation, latest)
+        due = latest.round % config.run.checkpoint_every == 0
+        last = latest.round == config.server.rounds
+        if due or last:
+            folder.sync_metrics()
+            save_checkpoint(folder.checkpoint, simulation.federation, latest, origin)
         yield metrics
+        if not last and _stops(stop):
+            if not due:
+                folder.sync_metrics()
+                save_checkpoint(folder.checkpoint, simulation.federation, latest, origin)
+            break
     write_report(folder.path)
+    wait_for_all()
 
 
-def _check_continues(new: Config, old: Config) -> None:
-    """A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them;
-    never as another run.
-    """
-    fixed = old.server.lr_decay_fraction > 0
-    server = old.server if fixed else replace(old.server, rounds=new.server.rounds)
-    same = replace(old, server=server, engine=new.engine, run=new.run)
-    if same != new:
-        a, b = to_toml(same).splitlines(), to_toml(new).splitlines()
-        changed = next((line for line in b if line not in a), "a setting")
+def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
+    folder.check_not_damaged()
+    if folder.started and not resume:
         raise ConfigError(
-            f"the run was started with other settings ('{changed.strip()}' is new): resume with "
-            "the old ones or choose another folder"
+            f"{folder.path} holds a run already: add --resume or choose another folder"
         )
+    if folder.started:
+        check_settings(folder, config)
+
+
+def _start(folder: RunFolder, simulation: Simulation) -> ServerState:
+    if not folder.started:
+        return simulation.initial_state()
+    state, rounds = simulation.load_state(folder.checkpoint), simulation.config.server.rounds
+    if state.round > rounds:
+        raise ConfigError(
+            f"{folder.path} was trained for {state.round} rounds and server.rounds is {rounds}: "
+            f"set it to {state.round} or more, or choose another folder"
+        )
+    return state
+
+
+def _stops(stop: Callable[[], bool] | None) -> bool:
+    return stop is not None and any_process(stop())

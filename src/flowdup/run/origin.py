@@ -1,0 +1,119 @@
+"""What a run was started with, and whether it is still that: the first difference is named.
+
+The sealed header of every checkpoint holds all settings and the SHA-256 of clients.json, in which
+every client has a digest of its data.  Nothing that a person edits is believed before it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flowdup.checkpoint import RunOrigin, read_origin
+from flowdup.config import Config, override, read_config
+from flowdup.errors import CheckpointError, ConfigError, DataError
+from flowdup.run.folder import RunFolder
+from flowdup.settings import plain
+
+_ELSEWHERE = ("engine.", "run.", "data.path")  # what may differ: clients' data have digests
+
+
+def origin_of(config: Config, listing: bytes) -> RunOrigin:
+    return RunOrigin(plain(config), hashlib.sha256(listing).hexdigest())
+
+
+def with_whole_path(config: Config) -> Config:
+    """The same with an absolute data.path, so that it means the same from any folder."""
+    path = Path(config.data.path)
+    if not config.data.path or not path.exists():  # a source of one's own may mean something else
+        return config
+    return replace(config, data=replace(config.data, path=str(path.absolute())))
+
+
+def stored_config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
+    """The settings in config.toml, or in the checkpoint if there is no such file, with `key=value`
+    overrides on top; ConfigError if config.toml has other settings than the run.
+    """
+    if folder.started and not folder.config.is_file():
+        config = read_config(_origin(folder).config)
+    else:
+        config = folder.read_config()
+        if folder.started:
+            check_settings(folder, config, folder.config.name)
+    table = plain(config)
+    for text in overrides:
+        table = override(table, text)
+    return read_config(table)
+
+
+def check_settings(folder: RunFolder, new: Config, where: str = "the settings given") -> None:
+    """Refuse to go on as another run.
+
+    A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them.
+    """
+    old = read_config(_origin(folder).config)
+    free = _ELSEWHERE if old.server.lr_decay_fraction else (*_ELSEWHERE, "server.rounds")
+    a, b = dict(_flat(plain(old))), dict(_flat(plain(new)))
+    for key in dict.fromkeys((*b, *a)):
+        if not key.startswith(free) and a.get(key) != b.get(key):
+            raise ConfigError(
+                f"{key} is {_told(b, key)} in {where} and {_told(a, key)} in the checkpoint: go on "
+                "with the old value or choose another folder"
+            )
+
+
+def check_clients(folder: RunFolder, listing: bytes) -> None:
+    """Refuse clients other than those that the run was started with."""
+    sealed = _origin(folder).clients_sha256
+    if hashlib.sha256(listing).hexdigest() == sealed:
+        return
+    stored = folder.clients.read_bytes() if folder.clients.is_file() else b""
+    difference = f"and {folder.clients} is not as it was, so nobody can say which differ"
+    if hashlib.sha256(stored).hexdigest() == sealed:
+        difference = next(_differences(json.loads(stored), json.loads(listing)))
+    raise DataError(
+        f"the clients are not those with which the run was started, {difference}: restore their "
+        "data or choose another folder"
+    )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for group, before in old.items():
+        now = new[group]
+        if isinstance(before, Mapping) or isinstance(now, Mapping):  # lazy clients
+            if before != now:
+                yield f"the {group} clients are made otherwise"
+            continue
+        for number, (a, b) in enumerate(zip(before, now, strict=False)):
+            who = f"client '{b['name']}'" if b["name"] else f"client {number} of {group}"
+            if a["name"] != b["name"]:
+                yield f"{who} was '{a['name']}'"
+            if a["sha256"] != b["sha256"]:
+                yield f"{who}: its data differ"
+            if a != b:
+                yield f"{who}: its traits, images or labels differ"
+        if len(before) != len(now):
+            yield f"there are {len(now)} {group} clients and were {len(before)}"
+
+
+def _origin(folder: RunFolder) -> RunOrigin:
+    origin = read_origin(folder.checkpoint)
+    if origin is None:
+        raise CheckpointError(
+            f"{folder.checkpoint} was saved outside of a run: choose another folder"
+        )
+    return origin
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _told(table: Mapping[str, Any], key: str) -> str:
+    return json.dumps(table[key]) if key in table else "not given"

@@ -1,0 +1,171 @@
+"""Jobs in worker processes, which stop when their parent says so and end when it ends.
+
+A worker that is killed is told as one sentence (`WorkerError`), and no lock is shared that it might
+take along: parent and worker speak through a pipe alone.
+"""
+
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from threading import Thread
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from flowdup.errors import FlowdupError, WorkerError
+from flowdup.registry import import_modules
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_PATIENCE = 0.2  # seconds between two looks at whether to stop
+
+
+class Job(Protocol):
+    @property
+    def title(self) -> str: ...  # for people
+
+
+J = TypeVar("J", bound=Job)
+Stop = Callable[[], bool]
+Work = Callable[[J, Stop], bool]  # False: it was stopped, and what it did is saved
+
+
+class _Worker(Generic[J]):
+    """A process, and the job that it has."""
+
+    def __init__(self, work: Work[J], threads: int, modules: Sequence[str]) -> None:
+        spawn = get_context("spawn")
+        self.connection, other = spawn.Pipe()
+        self.process = spawn.Process(target=_serve, args=(work, other, threads, modules))
+        with _signals_held():  # until the worker knows what to do with them
+            self.process.start()
+        other.close()  # so that the worker's death closes the pipe
+        self.job: J | None = None
+
+    def send(self, message: object) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            return  # it is dead, which its silence will tell
+
+    def take(self, job: J) -> None:
+        self.job = job
+        self.send(job)
+
+    def finish(self) -> tuple[J, bool | Exception]:
+        """The job and what came of it: True, False if it was stopped, or an error."""
+        job, self.job = self.job, None
+        assert job is not None
+        try:
+            return job, self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+        code = self.process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended by itself"
+        return job, WorkerError(
+            f"the process of {job.title} {how}: start again to go on from what it saved, with "
+            "fewer processes at a time if memory ran out"
+        )
+
+
+def run_jobs(
+    work: Work[J],
+    jobs: Sequence[J],
+    workers: int,
+    modules: Sequence[str] = (),
+    stop: Stop | None = None,
+) -> Iterator[J]:
+    """Run jobs in so many processes and yield each as it is done; `modules` register a user's own.
+
+    When `stop` says so, or one job fails, the others save what they have in hand and stop; then the
+    first error is raised.
+    """
+    waiting, stopping = deque(jobs), False
+    error: Exception | None = None
+    with _started(work, min(workers, len(jobs)), modules) as pool:
+        while waiting or any(worker.job for worker in pool):
+            if not stopping and (error or (stop is not None and stop())):
+                stopping = True
+                waiting.clear()
+                for worker in pool:
+                    worker.send(None)
+            for worker in pool:
+                if waiting and not worker.job:
+                    worker.take(waiting.popleft())
+            for worker in _ready(pool):
+                job, outcome = worker.finish()
+                if outcome is True:
+                    yield job
+                elif isinstance(outcome, Exception):
+                    error = error or outcome
+                elif not stopping:
+                    error = error or WorkerError(f"{job.title} was stopped: start again to go on")
+    if error:
+        raise error
+
+
+@contextmanager
+def _started(work: Work[J], workers: int, modules: Sequence[str]) -> Iterator[list["_Worker[J]"]]:
+    """Workers that share the cores; none is left in the end."""
+    threads, pool = max(1, torch.get_num_threads() // workers), list[_Worker[J]]()
+    try:
+        for _ in range(workers):
+            pool.append(_Worker(work, threads, modules))
+        yield pool
+        for worker in pool:
+            worker.send(None)
+            worker.process.join()
+    finally:
+        for worker in pool:
+            worker.process.kill()
+            worker.process.join()
+
+
+def _ready(pool: list[_Worker[J]]) -> list[_Worker[J]]:
+    """Those whose job has come to an end, after a while at most."""
+    busy = [worker for worker in pool if worker.job]
+    ready = wait([worker.connection for worker in busy], _PATIENCE)
+    return [worker for worker in busy if worker.connection in ready]
+
+
+def _serve(work: Work[J], connection: Connection, threads: int, modules: Sequence[str]) -> None:
+    """A worker's life: jobs until there is something else in the pipe."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    told: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    torch.set_num_threads(threads)
+    while job := connection.recv():
+        try:
+            import_modules(modules)
+            connection.send(work(job, lambda: bool(told) or connection.poll()))
+        except FlowdupError as error:
+            connection.send(error)
+        except Exception:
+            connection.send(RuntimeError(f"{job.title} failed\n{traceback.format_exc()}"))
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)  # as if killed, which loses nothing
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Processes started in here begin with SIGINT and SIGTERM held back."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

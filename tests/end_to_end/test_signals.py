@@ -1,0 +1,212 @@
+"""Commands that are asked to stop, and processes that are killed, as a person has them."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from flowdup import load_config, train_run
+
+SETTINGS = [
+    "--set=model=mlp",
+    "--set=server.cohort=4",
+    "--set=server.lr_decay_fraction=0.0",
+    "--set=data.train_clients=20",
+    "--set=data.validation_clients=40",
+    "--set=data.test_clients=2",
+    "--set=run.evaluate_every=1000000",
+    "--set=run.checkpoint_every=1000000",
+]
+SLOW = ["--set=client.epochs=100000", "--set=engine.name=sequential"]
+STUDY = (
+    'model = "mlp"\n'
+    "data = {points = 20, overlap = true, train_clients = 20, test_clients = 2}\n"
+    "server = {rounds = 1000000, cohort = 3}\n"
+    "run = {checkpoint_every = 1000000, evaluate_every = 1000000}\n"
+    "[compare]\nseeds = [0]\n"
+    '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
+    '[compare.variants.two]\nmethod = {name = "fedprox"}\n'
+)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+
+
+def start(*words: str | Path, processes: int = 1) -> subprocess.Popen[str]:
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    several = torchrun if processes > 1 else []
+    return subprocess.Popen(
+        [sys.executable, "-m", *several, "flowdup", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+def lines(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def saved_round(run: Path) -> int:
+    found: int = json.loads((run / "checkpoint" / "checkpoint.json").read_text())["round"]
+    return found
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    (path,) = (run / "checkpoint").glob("*.safetensors")
+    return {name: t.numpy().tobytes() for name, t in load_file(path).items()}
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+def workers(parent: int) -> list[int]:
+    """Without the helper that Python starts to track what they share."""
+    return [
+        pid
+        for pid in children(parent)
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_signal_ends_a_run_after_its_round_saved_and_to_be_resumed(tmp_path: Path) -> None:
+    """By the line that is printed; the second time by it, too.  Then to the same bits."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    words = ["train", "digits", *SETTINGS, "--set=server.rounds=1000000", "--out", str(out)]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = lines(out)
+        process = start(*words)
+        until(lambda before=before: lines(out) >= before + 2)  # type: ignore[misc]
+        process.send_signal(number)
+        _, told = process.communicate()
+        assert process.returncode == 128 + number, told
+        assert "Traceback" not in told and f"stopped by {number.name} and saved; to go on:" in told
+        assert saved_round(out) == lines(out) >= before + 2
+        assert (out / "report.html").exists()
+        python, *flowdup, command = shlex.split(told.splitlines()[-1])[:4]
+        assert [python, *flowdup, command] == ["python", "-m", "flowdup", "train"]
+        words = shlex.split(told.splitlines()[-1])[3:]
+        assert words.count("--resume") == 1
+    last = saved_round(out) + 2
+    config = load_config("digits", [*(s.removeprefix("--set=") for s in SETTINGS)])
+    config = replace(config, server=replace(config.server, rounds=last))
+    assert len(list(train_run(config, out, resume=True))) == 2
+    list(train_run(config, whole))
+    assert tensors(whole) == tensors(out)
+
+
+def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+    """A round takes a long time here."""
+    out = tmp_path / "run"
+    process = start("train", "digits", *SETTINGS, *SLOW, "--out", out)
+    until((out / "metrics.jsonl").exists)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "finishing the round in hand" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)  # which torchrun adds
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in told
+    assert saved_round(out) == 0
+
+
+def test_a_signal_ends_all_processes_of_torchrun_after_one_round(tmp_path: Path) -> None:
+    """Sent to one of them that does not write."""
+    out = tmp_path / "run"
+    process = start(
+        "train", "digits", *SETTINGS, "--set=server.rounds=1000000", "--out", out, processes=2
+    )
+    until(lambda: lines(out) >= 2)
+    ranks = {rank(pid): pid for pid in children(process.pid) if rank(pid)}
+    os.kill(ranks["1"], signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert saved_round(out) == lines(out) >= 2
+    assert "torchrun --nproc-per-node=2 -m flowdup train digits" in told and "--resume" in told
+    assert not any(alive(pid) for pid in ranks.values())
+
+
+def rank(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    found = (v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANK="))
+    return next(found, "")
+
+
+def compare(
+    folder: Path, *more: str, rounds: int = 2
+) -> tuple[subprocess.Popen[str], list[int], list[Path]]:
+    """One whose two workers have trained some rounds."""
+    (folder / "study.toml").write_text(STUDY)
+    words = [folder / "study.toml", "--out", folder / "out", "--jobs=2", "--json", *more]
+    process = start("compare", *words)
+    runs = [folder / "out" / name / "seed-0" for name in ("one", "two")]
+    until(lambda: all((r / "metrics.jsonl").exists() and lines(r) >= rounds for r in runs))
+    found = workers(process.pid)
+    assert len(found) == 2
+    return process, found, runs
+
+
+def test_a_signal_ends_a_comparison_with_every_run_saved(tmp_path: Path) -> None:
+    """As a terminal sends it, to all processes."""
+    process, pids, runs = compare(tmp_path)
+    for pid in (*pids, process.pid):
+        os.kill(pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in told
+    again = shlex.split(told.strip().splitlines()[-1])
+    assert again[2:5] == ["flowdup", "compare", str(tmp_path / "study.toml")]
+    assert all(saved_round(run) == lines(run) >= 2 for run in runs)
+    assert not any(map(alive, pids))
+
+
+def test_workers_end_with_a_comparison_that_is_killed(tmp_path: Path) -> None:
+    """Though they are in the middle of a long round."""
+    process, pids, _ = compare(tmp_path, *SLOW, rounds=0)
+    time.sleep(1)  # for the rounds to begin
+    process.kill()
+    process.wait()
+    try:
+        until(lambda: not any(map(alive, pids)), 10)
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_one_sentence_and_the_others_are_saved(tmp_path: Path) -> None:
+    process, pids, runs = compare(tmp_path)
+    os.kill(pids[0], signal.SIGKILL)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert told.startswith("error: ") and told.count("\n") == 1, told
+    (gone,) = [run for run in runs if f"variant '{run.parent.name}' with seed 0 was killed" in told]
+    (other,) = [run for run in runs if run != gone]
+    assert saved_round(other) == lines(other) >= 2
+    assert saved_round(gone) == 0
+    assert not any(map(alive, pids))
