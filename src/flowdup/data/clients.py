@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flowdup.errors import DataError
+from flowdup.strict_json import shown
 
 Trait = str | int | float
+
+_MOST_NUMBERS = 2**26  # of one input
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,30 @@ class InputSpec:
     classes: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape, channels = self.shape, self.shape[:1]
+        sizes = all(type(size) is int and size > 0 for size in shape)
+        if not isinstance(shape, tuple) or not shape or not sizes or prod(shape) > _MOST_NUMBERS:
+            raise DataError(
+                f"inputs cannot have the shape {shown(shape)}: give a tuple of sizes of at least 1 "
+                f"and {_MOST_NUMBERS:,} numbers at most"
+            )
+        if self.dtype not in ("uint8", "float32"):
+            raise DataError(f"inputs are uint8 or float32, not {shown(self.dtype)}: choose one")
+        if type(self.classes) is not int or not 1 <= self.classes < 2**31:
+            raise DataError(
+                f"there cannot be {shown(self.classes)} classes: give a whole number from 1 on"
+            )
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, *channels):
+            raise DataError("mean and std need one number each, or one per channel, or none")
+        if not all(map(_readable, self.mean, self.std)):
+            raise DataError(
+                f"inputs cannot be read with mean {shown(self.mean)} and std {shown(self.std)}: "
+                "give finite numbers, std above 0"
+            )
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
 
     def check(self, client: ClientData) -> ClientData:
         """The client, with x and y in the right types; DataError if it does not fit."""
@@ -215,6 +244,16 @@ class Population:
             "validation": [row(client) for client in self.validation],
             "test": [row(client) for client in self.test],
         }
+
+
+def _readable(mean: Any, std: Any) -> bool:
+    """Whether inputs minus mean, divided by std, are finite in float32."""
+    numbers = (int, float, np.integer, np.floating)
+    if not isinstance(mean, numbers) or not isinstance(std, numbers):
+        return False
+    if not (abs(mean) <= 1e30 and 1e-30 <= std <= 1e30):
+        return False
+    return abs(float(mean)) / float(std) <= 1e30
 
 
 def _name(tensor: Tensor) -> str:
