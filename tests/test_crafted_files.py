@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ def put(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def puts(*path: Any, values: Sequence[Any]) -> list[Callable[[dict[str, Any]], None]]:
+    return [put(*path, to=value) for value in values]
+
+
 def drop(*path: str) -> Callable[[dict[str, Any]], None]:
     def change(header: dict[str, Any]) -> None:
         for key in path[:-1]:
@@ -75,17 +79,33 @@ def drop(*path: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-FEDERATION, INPUTS = ("federation",), ("federation", "inputs")
+def input_changes(*at: str) -> list[Callable[[dict[str, Any]], None]]:
+    inputs = (*at, "inputs")
+    values: dict[str, list[Any]] = {
+        "shape": [[], [0], [-1, 8, 8], [True, 8, 8], [1.0, 8, 8], [HUGE] * 3, [LONG], "188", None],
+        "dtype": ["object", "float16", 3, None],
+        "classes": [0, -3, True, 4.0, 10**7, HUGE, LONG, "4"],
+        "mean": [[], [1, 2], ["a"], None, 0.3, [LONG], [True]],
+        "std": [[0], [-1], [1e-320], [1e300], [LONG], [None]],
+    }
+    return [
+        *puts(*inputs, values=(None, [], 3, {})),
+        *(put(*inputs, key, to=v) for key in values for v in values[key]),
+    ]
+
+
+FEDERATION = ("federation",)
 METHOD = ("federation", "method")
 CHANGES = {
-    "round": [put("round", to=v) for v in (-1, True, 1.5, "3", None, [], LONG)],
-    "format": [put("format", to=v) for v in (None, 2.0, True, "2", LONG, {}, 99)],
+    "round": puts("round", values=(-1, True, 1.5, "3", None, [], LONG)),
+    "format": puts("format", values=(None, 2.0, True, "2", LONG, {}, 99)),
     "keys": [drop(k) for k in ("round", "federation", "tensors", "format")]
     + [drop("federation", k) for k in ("seed", "model", "method", "inputs", "shapes")]
     + [drop("federation", "inputs", k) for k in ("shape", "dtype", "classes", "mean", "std")],
-    "file": [
-        put("tensors", "file", to=v)
-        for v in (
+    "file": puts(
+        "tensors",
+        "file",
+        values=(
             "../x.safetensors",
             "/etc/passwd",
             "",
@@ -93,39 +113,31 @@ CHANGES = {
             3,
             None,
             "checkpoint.json",
-        )
-    ],
-    "digest": [put("tensors", "sha256", to=v) for v in (None, 7, "", [])],
-    "tensors": [put("tensors", to=v) for v in (None, 7, "", [])],
-    "federation": [put("federation", to=v) for v in (None, 7, "", [])],
-    "seed": [put(*FEDERATION, "seed", to=v) for v in (True, 1.5, "x", None, LONG, [])],
-    "model": [put(*FEDERATION, "model", to=v) for v in ("nope", 1, None, "", ["mlp"])],
-    "method": [put(*FEDERATION, "method", to=v) for v in (None, [], "fedavg", {"name": "nope"})]
-    + [put(*METHOD, "name", to=v) for v in (None, 3, [], "fedavg")]
-    + [put(*METHOD, "subspace", "k", to=v) for v in (-1, HUGE, True, "7", 2.5, LONG)]
-    + [put(*METHOD, "hypernetwork", "hidden", to=v) for v in (0, 10**6, HUGE, LONG, None)]
-    + [put(*METHOD, "hypernetwork", "embedding", to=v) for v in (0, 10**6, 10**7, HUGE, 1.0)]
-    + [put(*METHOD, "hypernetwork", "layers", to=v) for v in (10**6, HUGE)]
-    + [put(*METHOD, "hypernetwork", "backbone", to=v) for v in ("nope", "resnet18", 4)]
+        ),
+    ),
+    "digest": puts("tensors", "sha256", values=(None, 7, "", [])),
+    "tensors": puts("tensors", values=(None, 7, "", [])),
+    "federation": puts("federation", values=(None, 7, "", [])),
+    "seed": puts(*FEDERATION, "seed", values=(True, 1.5, "x", None, LONG, [])),
+    "model": puts(*FEDERATION, "model", values=("nope", 1, None, "", ["mlp"])),
+    "method": puts(*FEDERATION, "method", values=(None, [], "fedavg", {"name": "nope"}))
+    + puts(*METHOD, "name", values=(None, 3, [], "fedavg"))
+    + puts(*METHOD, "subspace", "k", values=(-1, HUGE, True, "7", 2.5, LONG))
+    + puts(*METHOD, "hypernetwork", "hidden", values=(0, 10**6, HUGE, LONG, None))
+    + puts(*METHOD, "hypernetwork", "embedding", values=(0, 10**6, 10**7, HUGE, 1.0))
+    + puts(*METHOD, "hypernetwork", "layers", values=(10**6, HUGE))
+    + puts(*METHOD, "hypernetwork", "backbone", values=("nope", "resnet18", 4))
     + [put(*METHOD, "strange", to=1)],
-    "inputs": [put(*FEDERATION, "inputs", to=v) for v in (None, [], 3)]
-    + [
-        put(*INPUTS, "shape", to=v)
-        for v in ([], [0], [-1, 8, 8], [True, 8, 8], [1.0, 8, 8], [HUGE] * 3, [LONG], "188", None)
-    ]
-    + [put(*INPUTS, "dtype", to=v) for v in ("object", "float16", 3, None)]
-    + [put(*INPUTS, "classes", to=v) for v in (0, -3, True, 4.0, 10**7, HUGE, LONG, "4")]
-    + [put(*INPUTS, "mean", to=v) for v in ([], [1, 2], ["a"], None, 0.3, [LONG], [True])]
-    + [put(*INPUTS, "std", to=v) for v in ([0], [-1], [1e-320], [1e300], [LONG], [None])],
-    "shapes": [put(*FEDERATION, "shapes", to=v) for v in (None, [], {}, {"psi/a": "x"})]
-    + [
-        put(*FEDERATION, "shapes", "psi/psi_r", to=v)
-        for v in ([61], [-60], [60.0], [True], [HUGE], [LONG], [[60]], "60", None, {}, [60, 1])
-    ]
+    "inputs": input_changes("federation"),
+    "shapes": puts(*FEDERATION, "shapes", values=(None, [], {}, {"psi/a": "x"}))
+    + puts(
+        *FEDERATION,
+        "shapes",
+        "psi/psi_r",
+        values=([61], [-60], [60.0], [True], [HUGE], [LONG], [[60]], "60", None, {}, [60, 1]),
+    )
     + [drop(*FEDERATION, "shapes", "psi/psi_r"), put(*FEDERATION, "shapes", "psi/more", to=[3])],
-    "theta": [
-        put(*FEDERATION, "shapes", "theta/1.weight", to=v) for v in ([64, 65], [HUGE, HUGE], [])
-    ],
+    "theta": puts(*FEDERATION, "shapes", "theta/1.weight", values=([64, 65], [HUGE, HUGE], [])),
 }
 
 
@@ -173,7 +185,9 @@ TENSORS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "complex": lambda t: t.update({"psi/psi_r": torch.zeros(60, dtype=torch.complex64)}),
     "nan": lambda t: t["psi/psi_r"].fill_(torch.nan),
     "infinite": lambda t: t["psi/h2.output.bias"][3:4].fill_(-torch.inf),
-    "beyond float32": lambda t: t.update({"psi/psi_r": torch.full((60,), 1e300).double() * 1e300}),
+    "beyond float32": lambda t: t.update(
+        {"psi/psi_r": torch.full((60,), 1e300, dtype=torch.float64)}
+    ),
     "infinite moment": lambda t: t["server/mean/psi_r"].fill_(torch.inf),
     "negative square": lambda t: t["server/square/psi_r"].fill_(-1.0),
     "negative steps": lambda t: t["server/steps"].fill_(-1.0),
@@ -194,21 +208,19 @@ def test_a_table_of_tensors_that_lies_is_one_sentence(folder: Path) -> None:
     content = next(folder.glob("*.safetensors")).read_bytes()
     table = table_of(content)
     entry = table["psi/psi_r"]
-    lies: list[Any] = [
-        {"psi/psi_r": entry | change}
-        for change in (
-            {"shape": [HUGE, HUGE]},
-            {"shape": [-60]},
-            {"shape": [LONG]},
-            {"shape": None},
-            {"dtype": "F128"},
-            {"dtype": 3},
-            {"data_offsets": [0, HUGE]},
-            {"data_offsets": [8, 4]},
-            {"data_offsets": []},
-            {"data_offsets": [0, 240]},
-        )
+    changes: list[dict[str, Any]] = [
+        {"shape": [HUGE, HUGE]},
+        {"shape": [-60]},
+        {"shape": [LONG]},
+        {"shape": None},
+        {"dtype": "F128"},
+        {"dtype": 3},
+        {"data_offsets": [0, HUGE]},
+        {"data_offsets": [8, 4]},
+        {"data_offsets": []},
+        {"data_offsets": [0, 240]},
     ]
+    lies: list[Any] = [{"psi/psi_r": entry | change} for change in changes]
     for lie in [*lies, {"psi/psi_r": None}, {"__metadata__": 3}, {"__metadata__": {"a": 1}}]:
         write(folder, with_table(content, table | lie))
         refused(folder)
@@ -226,9 +238,6 @@ def test_a_file_of_a_terabyte_of_nothing_is_not_read(folder: Path) -> None:
     refused(folder)
     size = 2**40
     table = {"method/x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
-    content = path.read_bytes() if path.stat().st_size < 2**20 else b""
-    assert not content
-    os.truncate(path, 0)
     text = json.dumps(table).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + size)
@@ -288,9 +297,8 @@ def described(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 ABOUT: list[Callable[[dict[str, Any]], None]] = [
-    *(put("model", to=v) for v in ("nope", 3, None, [], "cnn", "resnet18")),
-    *(put("inputs", to=v) for v in (None, [], "x", {})),
-    *CHANGES["inputs"][3:],
+    *puts("model", values=("nope", 3, None, [], "cnn", "resnet18")),
+    *input_changes(),
     drop("model"),
     drop("inputs"),
 ]
@@ -302,11 +310,7 @@ def test_a_model_that_describes_nothing_possible_is_one_sentence(
     path = tmp_path / "me.safetensors"
     for change in ABOUT:
         about, weights = described(model)
-        wrapped = {"federation": about} | about  # the same changes as a header's
-        change(wrapped if "inputs" not in about else wrapped | {})
-        about = {k: wrapped["federation"].get(k, wrapped.get(k)) for k in ("model", "inputs")}
-        if wrapped.get("model", None) != about["model"] or "model" not in wrapped:
-            about["model"] = wrapped.get("model")
+        change(about)
         write_model(path, json.dumps(about), weights)
         _refused_model(path)
     for text in ("", "null", "[" * 10**5, '{"model": NaN}', "9" * 5000):
@@ -328,7 +332,7 @@ def test_weights_that_are_not_finite_or_not_the_models_are_refused(
         {},
         {n: w for n, w in weights.items() if n != name},
         weights | {"more": torch.zeros(2)},
-        weights | {name: weights[name].T.contiguous()},
+        weights | {name: weights[name][:, 1:].contiguous()},
         weights | {name: weights[name].long()},
         weights | {name: torch.full_like(weights[name], torch.nan)},
         weights | {name: torch.full_like(weights[name], torch.inf)},

@@ -243,10 +243,9 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint in {path.parent}: train first")
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_HEADER + 1)
-        if len(content) > _MOST_HEADER:
-            raise ValueError
+        if path.stat().st_size > _MOST_HEADER:
+            raise ValueError("it is too long")
+        content = path.read_bytes()
         header = read_object(content)
         del header["sha256"]
         whole = _sealed(header) == content

@@ -248,7 +248,7 @@ class Population:
 
 def _readable(mean: Any, std: Any) -> bool:
     """Whether inputs minus mean, divided by std, are finite in float32."""
-    numbers = (int, float, np.integer, np.floating)
+    numbers: Any = (int, float, np.integer, np.floating)
     if not isinstance(mean, numbers) or not isinstance(std, numbers):
         return False
     if not (abs(mean) <= 1e30 and 1e-30 <= std <= 1e30):
