@@ -142,18 +142,17 @@ def check_state(state: ServerState, method: Method, optimizer: OptimizerConfig) 
     """Refuse what the server cannot go on from: another optimiser's state or method's."""
     at_start = method.server_state()
     here = Optimizer(optimizer).names(state.psi)
-    shapes = {n: (s.shape, s.isnan()) for n, s in at_start.items()}
-    fits = {n: s.shape for n, s in state.method_state.items()} == {
-        n: shape for n, (shape, _) in shapes.items()
-    }
-    if not fits or {*state.optimizer} != here:
+    mine, stored = (
+        {n: s.shape for n, s in tensors.items()} for tensors in (at_start, state.method_state)
+    )
+    if mine != stored or {*state.optimizer} != here:
         raise CheckpointError(
             "the checkpoint holds the state of another server optimizer or method than the "
             f"settings name: {_REMEDY}"
         )
-    # a method may start with NaN for what it does not know yet
-    unknown = {n: ~s.isfinite() & ~shapes[n][1].to(s.device) for n, s in state.method_state.items()}
-    if any(bool(bad.any()) for bad in unknown.values()):
+    # a method may start with NaN or infinity for what it does not know yet
+    wrong = [~state.method_state[n].isfinite() & s.isfinite().cpu() for n, s in at_start.items()]
+    if any(bool(found.any()) for found in wrong):
         raise CheckpointError(f"the checkpoint holds NaN or infinite numbers: {_REMEDY}")
 
 

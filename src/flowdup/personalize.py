@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
@@ -17,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec, checkpoint_in, load_checkpoint, read_spec
-from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.clients import ClientData, InputSpec, as_tensor
 from flowdup.devices import parse_device
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.files import write_atomic
@@ -156,6 +155,11 @@ class Federation:
         x = self._read(x)
         return self.method.embedding(self.psi, x, _present(x))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a spawned worker: psi is sent, and the method made anew from its description."""
+        psi = {n: p.cpu() for n, p in self.psi.items()}
+        return _make_federation, (self.spec, psi, self.round, str(self.device))
+
     def _read(self, x: Inputs) -> Tensor:
         return _checked(self.spec.inputs, x).to(self.device)
 
@@ -171,6 +175,12 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.psi.items()}
     return Federation(spec, method, psi, state.round)
+
+
+def _make_federation(spec: FederationSpec, psi: Params, round: int, device: str) -> Federation:
+    place = torch.device(device)
+    moved = {n: p.to(place) for n, p in psi.items()}
+    return Federation(spec, _build_method(spec, place), moved, round)
 
 
 def _build_method(spec: FederationSpec, device: torch.device) -> Method:
@@ -216,14 +226,7 @@ def _too_large(what: str) -> DataError:
 
 
 def _checked(inputs: InputSpec, x: Inputs) -> Tensor:
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"inputs must be numbers, not {array.dtype}: give a tensor or an array")
-        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
-            array = array.astype(array.dtype.newbyteorder("="))
-        x = torch.from_numpy(array)
-    return inputs.check(ClientData(x)).x
+    return inputs.check(ClientData(as_tensor(x, "inputs"))).x
 
 
 def _digest(about: str, weights: Weights) -> str:
