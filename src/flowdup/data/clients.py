@@ -272,9 +272,10 @@ def as_tensor(value: Any, what: str) -> Tensor:
             np.dtype(np.float64) if array.dtype.itemsize > 8 else native
         )  # no longdouble in torch
         if kind != array.dtype or any(stride < 0 for stride in array.strides):
-            array = array.astype(kind)
+            with np.errstate(over="ignore"):  # becomes infinite, which is refused
+                array = array.astype(kind)
         value = torch.from_numpy(array)
-    if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+    if value.layout != torch.strided or value.device.type == "meta":
         raise DataError(
             f"{what} are {shown(str(value.layout))} on {value.device}: give a dense tensor, "
             "for instance by to_dense()"
