@@ -12,6 +12,7 @@ from flowdup.strict_json import shown
 
 Table = Mapping[str, Any]
 
+_LONGEST_TEXT = 1000  # letters of a setting
 _LONGEST_WORD = 200  # letters of a name that may have been meant for another
 
 
@@ -113,7 +114,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         wanted = "list" if get_origin(hint) is tuple else hint.__name__
         raise ConfigError(f"setting '{path}' must be a {wanted}, not {_quoted(value)}")
     if isinstance(value, str) and not _writable(value):
-        raise ConfigError(f"setting '{path}' must be a text of UTF-8 without zeros, not {value!a}")
+        raise ConfigError(
+            f"setting '{path}' must be a text of UTF-8, without zeros and of at most "
+            f"{_LONGEST_TEXT} letters, not '{shown(ascii(value)[1:-1])}'"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"setting '{path}' must be a finite number, not {value}")
     return value
@@ -121,7 +125,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 def _writable(text: str) -> bool:
     """Whether a text can stand in a file and name one."""
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+    whole = not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return whole and "\0" not in text and len(text) <= _LONGEST_TEXT
 
 
 def _quoted(value: object) -> str:

@@ -67,9 +67,9 @@ def as_count(value: Any, key: str) -> int:
 
 
 def shown(value: object, most: int = 60) -> str:
-    """A value for a sentence, however long or deep it is; a text without quotes."""
+    """A value for a sentence, however long or deep it is; a text or an error without quotes."""
     try:
-        text = value if isinstance(value, str) else repr(value)
+        text = str(value) if isinstance(value, str | Exception) else repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, endless nesting
         text = "something enormous"
     return text if len(text) <= most else f"{text[: most - 3]}..."

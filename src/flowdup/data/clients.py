@@ -92,9 +92,9 @@ class InputSpec:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        shape, channels = self.shape, self.shape[:1]
-        sizes = all(type(size) is int and size > 0 for size in shape)
-        if not isinstance(shape, tuple) or not shape or not sizes or prod(shape) > _MOST_NUMBERS:
+        shape = self.shape
+        right = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
+        if not right or not shape or prod(shape) > _MOST_NUMBERS:
             raise DataError(
                 f"inputs cannot have the shape {shown(shape)}: give a tuple of sizes of at least 1 "
                 f"and {_MOST_NUMBERS:,} numbers at most"
@@ -105,11 +105,14 @@ class InputSpec:
             raise DataError(
                 f"there cannot be {shown(self.classes)} classes: give a whole number from 1 on"
             )
-        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, *channels):
+        mean, std = self.mean, self.std
+        if not isinstance(mean, Sequence) or not isinstance(std, Sequence):
+            raise DataError(f"mean and std are {shown(mean)} and {shown(std)}: give tuples")
+        if len(mean) != len(std) or len(mean) not in (0, 1, shape[0]):
             raise DataError("mean and std need one number each, or one per channel, or none")
-        if not all(map(_readable, self.mean, self.std)):
+        if not all(map(_readable, mean, std)):
             raise DataError(
-                f"inputs cannot be read with mean {shown(self.mean)} and std {shown(self.std)}: "
+                f"inputs cannot be read with mean {shown(mean)} and std {shown(std)}: "
                 "give finite numbers, std above 0"
             )
         for name in ("mean", "std"):
@@ -267,11 +270,9 @@ def as_tensor(value: Any, what: str) -> Tensor:
             ) from None
         if array.dtype.kind not in "biuf":
             raise DataError(f"{what} must be numbers, not {array.dtype}: give a tensor or an array")
-        native = array.dtype.newbyteorder("=")
-        kind = (
-            np.dtype(np.float64) if array.dtype.itemsize > 8 else native
-        )  # no longdouble in torch
-        if kind != array.dtype or any(stride < 0 for stride in array.strides):
+        bits = min(array.dtype.itemsize, 8)  # torch knows no longdouble
+        kind = np.dtype(f"{array.dtype.kind}{bits}")  # nor C's long long beside its long
+        if kind.num != array.dtype.num or kind != array.dtype or min(array.strides, default=0) < 0:
             with np.errstate(over="ignore"):  # becomes infinite, which is refused
                 array = array.astype(kind)
         value = torch.from_numpy(array)

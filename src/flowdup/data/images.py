@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flowdup.data.numpy_files import read_arrays
 from flowdup.errors import DataError
+from flowdup.strict_json import shown
 
 Array = NDArray[np.uint8]
 
@@ -237,7 +238,7 @@ def _checked(source: ImageSet, part: Part, data: bytes, path: Path) -> bytes:
 
 def _corrupt(source: ImageSet, path: Path, why: str) -> DataError:
     return DataError(
-        f"{path} is corrupt and is not used ({why}): "
+        f"{path} is corrupt and is not used ({shown(why, 300)}): "
         f"delete it and run `flowdup data fetch {source.name}`"
     )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flowdup.errors import DataError
 from flowdup.memory import check_memory
+from flowdup.strict_json import shown
 
 Array = NDArray[Any]
 
@@ -58,7 +59,8 @@ def read_arrays(path: Path, wanted: Collection[str]) -> StoredArrays:
         raise
     except Exception as error:  # damage surfaces as anything from zlib.error to MemoryError
         raise DataError(
-            f"{path} is no readable NumPy file ({error}): write it again with numpy.savez"
+            f"{path} is no readable NumPy file ({shown(error, 300)}): write it again with "
+            "numpy.savez"
         ) from error
 
 

@@ -176,5 +176,5 @@ def _json(data: bytes) -> Any:
     """The value, or None if it is not JSON."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
