@@ -30,7 +30,7 @@ endif
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-gpu lint coverage tables bench bench-gpu peers wheels
+.PHONY: help demo test test-peers test-gpu lint coverage tables fuzz bench bench-gpu peers wheels
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -56,13 +56,16 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate:tests/fuzz $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran
 	$(VENV)/bin/pytest --cov --cov-report= $(TESTS)
 	@$(VENV)/bin/coverage report --omit '$(GPU_ONLY)'
 	@$(VENV)/bin/coverage report --include '$(GPU_ONLY)' | sed -n 's/^TOTAL/\nFiles that only a GPU runs:/p'
+
+fuzz: $(INSTALLED)  ## 10,000 changed files and settings, written to benchmarks/results/fuzz.json
+	$(VENV)/bin/python tests/fuzz --out benchmarks/results/fuzz.json $(FUZZ_ARGS)
 
 tables:  ## write the tables of README.md and docs/ from results/ and benchmarks/results/
 	$(PYTHON) docs/tables

@@ -173,6 +173,10 @@ def test_a_hostile_file_of_settings_is_one_short_sentence(text: str, tmp_path: P
         "\x00=1",
         "method=" + "{a=" * 5_000,
         "m" * 100_000 + "=1",
+        "model=" + "m" * 5_000,
+        "client.optimizer.lr=1e39",
+        "method.regularization=1e300",
+        "client.optimizer.name=" + "m" * 5_000,
     ],
     ids=lambda text: ascii(text[:24]),
 )

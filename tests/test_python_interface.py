@@ -38,6 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         X.astype(np.longdouble),
         X.astype(np.float16),
         X.astype(np.uint64),
+        X.astype(np.ulonglong),
         X.astype(">f8"),
         X[:, ::-1],
         X.tolist(),
@@ -78,8 +79,9 @@ def test_what_is_no_array_of_numbers_is_one_sentence(x: Any, run: Path) -> None:
 
 
 def test_labels_of_any_kind_of_whole_number_are_read() -> None:
-    for y in ([0, 3], np.array([0, 3], np.uint64), torch.tensor([0, 3]).to(torch.uint64), [-1, 3]):
-        found = FLOATS.check(ClientData(torch.from_numpy(X), y)).y  # type: ignore[arg-type]
+    kinds: list[Any] = [[0, 3], np.array([0, 3], np.uint64), torch.tensor([0, 3]), [-1, 3]]
+    for y in (*kinds, kinds[2].to(torch.uint64), np.array([0, 3], np.ulonglong)):
+        found = FLOATS.check(ClientData(torch.from_numpy(X), y)).y
         assert found is not None and found.dtype == torch.int64 and int(found[1]) == 3
 
 
@@ -102,7 +104,7 @@ def test_labels_of_any_kind_of_whole_number_are_read() -> None:
 )
 def test_labels_that_no_class_has_are_one_sentence(y: Any) -> None:
     with pytest.raises(DataError, match="labels"):
-        FLOATS.check(ClientData(X, y))
+        FLOATS.check(ClientData(torch.from_numpy(X), y))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,10 @@ def test_labels_that_no_class_has_are_one_sentence(y: Any) -> None:
         {"shape": (0, 8, 8)},
         {"shape": (1.0, 8, 8)},
         {"shape": (2**40, 2**40)},
+        {"shape": 3},
+        {"shape": [1, 8, 8]},
+        {"mean": 0.5},
+        {"std": None},
         {"dtype": "float64"},
         {"dtype": None},
         {"classes": 0},

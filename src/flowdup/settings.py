@@ -12,6 +12,7 @@ from flowdup.strict_json import shown
 
 Table = Mapping[str, Any]
 
+_LARGEST = 3.4028234e38  # number that float32 holds
 _LONGEST_TEXT = 1000  # letters of a setting
 _LONGEST_WORD = 200  # letters of a name that may have been meant for another
 
@@ -109,7 +110,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise ConfigError(f"setting '{path}' must be a number of 64 bits, not {_quoted(value)}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value)  # of 64 bits: finite
     if type(value) is not hint:
         wanted = "list" if get_origin(hint) is tuple else hint.__name__
         raise ConfigError(f"setting '{path}' must be a {wanted}, not {_quoted(value)}")
@@ -118,8 +119,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             f"setting '{path}' must be a text of UTF-8, without zeros and of at most "
             f"{_LONGEST_TEXT} letters, not '{shown(ascii(value)[1:-1])}'"
         )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"setting '{path}' must be a finite number, not {value}")
+    if isinstance(value, float) and not abs(value) <= _LARGEST:
+        raise ConfigError(f"setting '{path}' must be a number finite in float32, not {value}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import resource
 import subprocess
 import sys
@@ -19,12 +20,13 @@ import torch
 
 from flowdup.batches import batch_plan, fitted_size
 from flowdup.client import ClientConfig
-from flowdup.config import read_config
+from flowdup.config import load_config, read_config
 from flowdup.data.clients import ClientData
+from flowdup.data.femnist import Femnist
 from flowdup.data.fetch import fetch
 from flowdup.data.images import ROWS, ImageSet, Part
 from flowdup.data.user_data import read_folder, read_inputs, read_table
-from flowdup.errors import DataError
+from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 from flowdup.run import Simulation
 
@@ -277,6 +279,22 @@ def test_a_batch_that_no_client_fills_costs_nothing() -> None:
             assert simulation.cost(state.psi).train_flops < 10**9
             found.append(state.psi["1.weight"])
     assert (found[0] == found[1]).all() and (found[2] == found[3]).all()
+
+
+def test_more_validation_clients_than_64_bits_of_points_are_one_sentence() -> None:
+    settings = ["data.validation_clients=9223372036854775807", "data.overlap=false"]
+    for more in (["data.train_clients=3"], ["data.train_clients=3", "data.classes_per_client=0"]):
+        with pytest.raises(ConfigError, match=r"lower the number of clients or data\.points"):
+            Simulation(load_config("digits", settings + more))
+    with pytest.raises(ConfigError, match="memory"):
+        Simulation(load_config("digits", ["data.overlap=true", "data.test_clients=10000000000"]))
+
+
+def test_a_sentence_on_femnist_is_short_whatever_the_file_says(tmp_path: Path) -> None:
+    (tmp_path / "femnist").mkdir()
+    stored = {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": ["a" * 9999], "y": [1]}}}
+    (tmp_path / "femnist" / "all_data_0_niid.json").write_text(json.dumps(stored))
+    refused(lambda: Femnist().load(tmp_path))
 
 
 def test_a_cut_batch_has_the_same_points_in_each_half() -> None:

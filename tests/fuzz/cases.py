@@ -253,7 +253,8 @@ def clients(random: Random, bench: Bench) -> None:
         array = np.zeros(random.choice(((), (0,), (3,), (3, 0), (3, 2), (0, 4))), "f4")
         with warnings.catch_warnings(action="ignore"):
             odd_array = array.astype(random.choice(kinds))
-        np.savez(path, **{random.choice("xyz"): odd_array, "x": np.ones((3, 5))})
+        arrays = {"x": np.ones((3, 5)), random.choice("xyz"): odd_array}
+        np.savez(path, **arrays)
     if random.randrange(2):
         for group in read_folder(path.parent).values():
             for found in group:

@@ -53,7 +53,11 @@ def make_corpus(folder: Path) -> None:
 
 def _clients(folder: Path) -> None:
     folder.mkdir()
-    rows = {"x": np.ones((4, 1, 8, 8), np.uint8), "y": np.array([0, 1, 2, -1]), "site": "north"}
+    rows: dict[str, Any] = {
+        "x": np.ones((4, 1, 8, 8), np.uint8),
+        "y": np.array([0, 1, 2, -1]),
+        "site": "north",
+    }
     np.savez(folder / "stored.npz", **rows, age=np.array(40), dose=np.float32(0.5))
     np.savez_compressed(folder / "packed.npz", x=np.ones((3, 5)), y=np.arange(3), other=np.ones(9))
     np.save(folder / "mapped.npy", np.ones((3, 5), np.float32))
@@ -109,7 +113,8 @@ def image_sets() -> list[tuple[ImageSet, dict[str, bytes]]]:
     packed = {f"grey/{n}.gz": gzip.compress(content) for n, content in grey.items()}
     buffer, tarred = io.BytesIO(), io.BytesIO()
     names = ("x_train", "y_train", "x_test", "y_test")
-    np.savez(buffer, **dict(zip(names, arrays, strict=True)))
+    stored: dict[str, Any] = dict(zip(names, arrays, strict=True))
+    np.savez(buffer, **stored)
     with tarfile.open(fileobj=tarred, mode="w:gz") as archive:
         for name, content in colour.items():
             entry = tarfile.TarInfo(f"rgb/{name}")

@@ -52,7 +52,8 @@ def work(seed: int, source: Path, pipe: Connection) -> None:
         evaluate_run(bench.copy("run"))  # imports what is slow to import
         pipe.send(None)
         while (case := pipe.recv()) is not None:
-            found = run_case(seed, *case, bench)
+            kind, number = case
+            found = run_case(seed, kind, number, bench)
             found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             pipe.send(found)
 
