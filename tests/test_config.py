@@ -125,3 +125,62 @@ def test_unknown_presets_files_and_broken_toml_are_answered(tmp_path: Path) -> N
     broken.write_text("seed = = 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(str(broken))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 10_000,
+        "x = " + "{a=" * 10_000,
+        "seed = " + "9" * 400,
+        "seed = " + "9" * 5_000,
+        "seed = 0x" + "f" * 10_000,
+        "[data]\nmean = [" + "9" * 400 + "]",
+        "[data]\nrotations = [" + "9" * 400 + "]",
+        "[client.optimizer]\nlr = " + "9" * 400,
+        "server = 'x'",
+        "server = [{}]",
+        "method = 3",
+        "[method]\nsubspace = 'x'",
+        "[method.hypernetwork]\nhidden = {}",
+        "[method.subspace]\nk = 1" + "0" * 19,
+        "a" * 1_000_000 + " = 1",
+        ".".join("a" * 100_000) + " = 1",
+        "x = " + "1" * 2_000_000,
+        "seed = 1979-05-27",
+        '[data]\npath = "a\\u0000b"',
+    ],
+    ids=lambda text: text[:24].replace("\n", " "),
+)
+def test_a_hostile_file_of_settings_is_one_short_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as found:
+        load_config(str(path))
+    assert len(str(found.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 5_000 + "b=1",
+        "seed=" + "[" * 10_000,
+        "seed=" + "9" * 5_000,
+        "seed=0x" + "f" * 9_000,
+        "seed=1e400",
+        "data.path=a\udcffb",
+        "data.mean=[1" + "0" * 400 + "]",
+        "\x00=1",
+        "method=" + "{a=" * 5_000,
+        "m" * 100_000 + "=1",
+        "model=" + "m" * 5_000,
+        "client.optimizer.lr=1e39",
+        "method.regularization=1e300",
+        "client.optimizer.name=" + "m" * 5_000,
+    ],
+    ids=lambda text: ascii(text[:24]),
+)
+def test_a_hostile_setting_is_one_short_sentence(text: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        load_config("digits", [text])
+    assert len(str(found.value)) < 600

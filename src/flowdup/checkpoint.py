@@ -8,25 +8,39 @@ compares.
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from flowdup.data.clients import InputSpec
-from flowdup.errors import CheckpointError, TrainingError
+from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError
 from flowdup.files import write_atomic
 from flowdup.methods import Method, MethodConfig
+from flowdup.optimizers import Optimizer, OptimizerConfig
 from flowdup.random import ZeroStream
 from flowdup.server import ServerState
+from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
+from flowdup.strict_json import (
+    get_count,
+    get_counts,
+    get_integer,
+    get_numbers,
+    get_object,
+    get_text,
+    read_object,
+    shown,
+)
 
 FORMAT = 3
 CHECKPOINT = "checkpoint"  # the name of the folder inside a run folder
 _HEADER = "checkpoint.json"
+_MOST_HEADER = 2**26  # bytes
+_TENSORS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")  # no other folder's file
 _REMEDY = "restore the folder from a copy, or train again"
 
 
@@ -87,10 +101,10 @@ def checkpoint_in(folder: Path) -> Path:
 def save_checkpoint(
     folder: Path, spec: FederationSpec, state: ServerState, origin: RunOrigin | None = None
 ) -> None:
-    if not all(bool(torch.isfinite(p).all()) for p in state.psi.values()):
+    if not all_finite(state.psi) or not all_finite(state.optimizer):
         raise TrainingError(
-            f"training diverged by round {state.round}: lower client.optimizer.lr or "
-            "server.optimizer.lr; the checkpoint before is intact"
+            f"training diverged by round {state.round}, which is not saved: lower "
+            "client.optimizer.lr or server.optimizer.lr"
         )
     groups = {"psi": state.psi, "server": state.optimizer, "method": state.method_state}
     tensors = {f"{g}/{n}": t.cpu().clone() for g, ts in groups.items() for n, t in ts.items()}
@@ -111,7 +125,8 @@ def save_checkpoint(
 
 def remove_old_tensors(folder: Path) -> None:
     """Delete tensor files that the header does not name, which a killed writer left."""
-    _remove_tensors_but(folder, _read_header(folder / _HEADER)["tensors"]["file"])
+    _, name, _ = _read_place(_read_header(folder / _HEADER))
+    _remove_tensors_but(folder, name)
 
 
 def _remove_tensors_but(folder: Path, name: str) -> None:
@@ -121,46 +136,125 @@ def _remove_tensors_but(folder: Path, name: str) -> None:
 
 
 def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
+    """What a checkpoint describes and holds, in itself consistent and finite.
+
+    Whether the method here is the one described is for `FederationSpec.check` to say, and whether
+    the state fits it for `check_state`.
+    """
     for attempt in range(3):  # a run that goes on may replace the file between two readings
         header = _read_header(folder / _HEADER)
-        path = folder / header["tensors"]["file"]
+        described = folder / _HEADER
         try:
-            content = path.read_bytes()
-            break
+            number, name, sha256 = _read_place(header)
+            spec = _read_federation(get_object(header, "federation"))
+            described = folder / name
+            return spec, _read_state(described, sha256, spec, number)
         except OSError as error:
             if attempt == 2:
-                raise CheckpointError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from None
-    if hashlib.sha256(content).hexdigest() != header["tensors"]["sha256"]:
-        raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
-    try:
-        tensors = load_tensors(content)
-        groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}, "method": {}}
-        for name, tensor in tensors.items():
-            group, _, rest = name.partition("/")
-            groups[group][rest] = tensor
-        table = header["federation"]
-        method = MethodConfig.from_table(table["method"]).table()  # with settings newer than it
-        spec = FederationSpec(**table | {"inputs": read_spec(table["inputs"]), "method": method})
-    except (SafetensorError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint ({error}): {_REMEDY}") from None
-    return spec, ServerState(header["round"], groups["psi"], groups["server"], groups["method"])
+                raise CheckpointError(
+                    f"cannot read {described}: {error.strerror}; {_REMEDY}"
+                ) from None
+        except (ValueError, ConfigError, DataError) as error:
+            raise CheckpointError(f"{described} is no checkpoint ({error}): {_REMEDY}") from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def check_state(state: ServerState, method: Method, optimizer: OptimizerConfig) -> None:
+    """Refuse what the server cannot go on from: another optimiser's state or method's."""
+    at_start = method.server_state()
+    here = Optimizer(optimizer).names(state.psi)
+    mine, stored = (
+        {n: s.shape for n, s in tensors.items()} for tensors in (at_start, state.method_state)
+    )
+    if mine != stored or {*state.optimizer} != here:
+        raise CheckpointError(
+            "the checkpoint holds the state of another server optimizer or method than the "
+            f"settings name: {_REMEDY}"
+        )
+    # a method may start with NaN or infinity for what it does not know yet
+    wrong = [~state.method_state[n].isfinite() & s.isfinite().cpu() for n, s in at_start.items()]
+    if any(bool(found.any()) for found in wrong):
+        raise CheckpointError(f"the checkpoint holds NaN or infinite numbers: {_REMEDY}")
+
+
+def _read_place(header: dict[str, Any]) -> tuple[int, str, str]:
+    """The round, and name and SHA-256 of the file with the tensors."""
+    tensors = get_object(header, "tensors")
+    name = get_text(tensors, "file")
+    if not _TENSORS.fullmatch(name):
+        raise ValueError(f"'{shown(name)}' cannot be the name of its tensors")
+    return get_count(header, "round"), name, get_text(tensors, "sha256")
+
+
+def _read_federation(table: dict[str, Any]) -> FederationSpec:
+    method = MethodConfig.from_table(get_object(table, "method"))  # with settings newer than it
+    shapes = get_object(table, "shapes")
+    counts = {name: list(get_counts(shapes, name)) for name in shapes}
+    if not any(name.startswith("psi/") for name in shapes):
+        raise ValueError("its shapes name no psi")
+    return FederationSpec(
+        get_integer(table, "seed"),
+        get_text(table, "model"),
+        method.table(),
+        read_spec(get_object(table, "inputs")),
+        get_text(table, "expansion_sha256"),
+        counts,
+    )
 
 
 def read_origin(folder: Path) -> RunOrigin | None:
     """What the checkpoint's run was started with; None if it was saved outside of a run."""
-    table = _read_header(folder / _HEADER).get("run")
-    if table is None:
+    header = _read_header(folder / _HEADER)
+    if header.get("run") is None:
         return None
     try:
-        origin = RunOrigin(**table)
-    except TypeError:
-        raise CheckpointError(f"{folder / _HEADER} is not of a run: {_REMEDY}") from None
-    return origin
+        table = get_object(header, "run")
+        return RunOrigin(get_object(table, "config"), get_text(table, "clients_sha256"))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / _HEADER} is not of a run ({error}): {_REMEDY}") from None
 
 
 def read_spec(table: dict[str, Any]) -> InputSpec:
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    return InputSpec(**values)
+    """ValueError or DataError if it describes no inputs."""
+    return InputSpec(
+        get_counts(table, "shape"),
+        get_text(table, "dtype"),
+        get_count(table, "classes"),
+        get_numbers(table, "mean"),
+        get_numbers(table, "std"),
+    )
+
+
+def _read_state(path: Path, sha256: str, spec: FederationSpec, number: int) -> ServerState:
+    with open_tensors(path) as file:
+        _check_tensors(file.tensors, spec)
+        content = file.read()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError("it is truncated or was changed")
+    groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}, "method": {}}
+    for name, tensor in load_tensors(content).items():
+        group, _, rest = name.partition("/")
+        groups[group][rest] = tensor
+    psi, server = groups["psi"], groups["server"]
+    squares = [t for n, t in server.items() if n == "steps" or n.startswith("square/")]
+    if not all_finite(psi) or not all_finite(server) or any(bool((t < 0).any()) for t in squares):
+        raise ValueError("it holds NaN, infinite or impossible numbers")
+    return ServerState(number, psi, server, groups["method"])
+
+
+def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> None:
+    """Refuse names, types and shapes other than those described, before a value is read."""
+    psi = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("psi/")}
+    kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
+    moments = {f"server/{k}/{n.removeprefix('psi/')}": s for k in kinds for n, s in psi.items()}
+    trained = psi | moments | ({"server/steps": ()} if "server/steps" in stored else {})
+    for name, info in stored.items():
+        if not name.startswith("method/") and (
+            trained.get(name) != info.shape or info.dtype not in ("F32", "F64")
+        ):
+            raise ValueError(f"its '{shown(name)}' is {info.dtype} {shown(list(info.shape))}")
+    if missing := trained.keys() - stored.keys():
+        raise ValueError(f"it has no '{shown(min(missing))}'")
 
 
 def _shapes(method: Method) -> dict[str, list[int]]:
@@ -181,16 +275,20 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint in {path.parent}: train first")
     try:
+        if path.stat().st_size > _MOST_HEADER:
+            raise ValueError("it is too long")
         content = path.read_bytes()
-        header: dict[str, Any] = json.loads(content)
-        version = header["format"]
+        header = read_object(content)
         del header["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}") from None
-    if _sealed(header) != content:
+        whole = _sealed(header) == content
+    except (OSError, ValueError, KeyError):
+        whole = False
+    if not whole:
         raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
-    if version != FORMAT:
+    version = header.get("format")
+    if type(version) is not int or version != FORMAT:
         raise CheckpointError(
-            f"{path} has format {version}, this flowdup {FORMAT}: use the version that wrote it"
+            f"{path} has format {shown(version)}, this flowdup {FORMAT}: use the version that "
+            "wrote it"
         )
     return header

@@ -14,6 +14,11 @@ from flowdup.errors import ConfigError
 from flowdup.methods import MethodConfig
 from flowdup.server import ServerConfig
 from flowdup.settings import Table, check_range, nearest, read_settings
+from flowdup.strict_json import shown
+
+_MOST_TOML = 2**18  # bytes
+_MOST_DOTS = 1000  # in a line
+_DEEPEST = 20  # parts of a setting's name
 
 
 @dataclass(frozen=True)
@@ -59,19 +64,36 @@ def load_table(name: str) -> Table:
     names = preset_names()
     if name not in names:
         raise ConfigError(
-            f"unknown preset '{name}'{nearest(name, names)}: use one of {', '.join(names)}, or a "
-            "TOML file"
+            f"unknown preset '{shown(name)}'{nearest(name, names)}: use one of {', '.join(names)}, "
+            "or a TOML file"
         )
     return tomllib.loads((files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8"))
 
 
 def read_toml(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_MOST_TOML + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    try:
+        if len(content) > _MOST_TOML:
+            raise ValueError(f"it is longer than {_MOST_TOML:,} bytes")
+        return parse_toml(content.decode())
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that a text stands for; ValueError if it is not TOML or without end nested."""
+    if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):  # tomllib takes their square
+        raise ValueError(f"a line has more than {_MOST_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+    except (KeyError, TypeError, AttributeError) as error:  # tomllib's on some malformed keys
+        raise ValueError(f"it cannot be parsed ({shown(error)})") from None
 
 
 def preset_names() -> list[str]:
@@ -96,15 +118,17 @@ def override(table: Table, text: str) -> dict[str, Any]:
     """A table with one `key=value` on top; the value is TOML, or else a plain string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set needs key=value, not '{text}'")
+        raise ConfigError(f"--set needs key=value, not '{shown(text)}'")
     try:
-        parsed = tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"x = {value}")["x"]
+    except ValueError:
         parsed = value.strip()
     return merge(table, nest(key.strip(), parsed))
 
 
 def nest(key: str, value: Any) -> dict[str, Any]:
     """A table with one dotted key."""
-    first, _, rest = key.partition(".")
-    return {first: nest(rest, value) if rest else value}
+    first, *rest = key.split(".")
+    if len(rest) >= _DEEPEST:
+        raise ConfigError(f"there is no setting '{shown(key)}': its name has too many parts")
+    return {first: nest(".".join(rest), value) if rest else value}

@@ -26,8 +26,14 @@ class HypernetworkConfig:
     chunk: int = 2048  # inputs that pass through h1 at once
 
     def __post_init__(self) -> None:
-        for name in ("embedding", "hidden", "layers", "chunk"):
+        for name in ("embedding", "hidden", "chunk"):
             check_range(f"method.hypernetwork.{name}", getattr(self, name), 1)
+        check_range("method.hypernetwork.layers", self.layers, 1, 1000)
+
+    def head_size(self, k: int) -> int:
+        """How many weights h2 has."""
+        inner = (self.layers - 1) * (self.hidden + 1) * self.hidden
+        return (self.embedding + 1) * self.hidden + inner + (self.hidden + 1) * k
 
 
 class Hypernetwork:

@@ -3,6 +3,7 @@
 An optimiser's state is a dict of tensors: what it remembers of each parameter, `momentum/NAME`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +83,11 @@ class Optimizer:
             prefixed(n, unpack(v, params)) if n.endswith("/") else {n: v} for n, v in after.items()
         ]
         return unpack(new[""], params), {n: v for part in parts for n, v in part.items()}
+
+    def names(self, params: Iterable[str]) -> set[str]:
+        """The names in the state for parameters of these names."""
+        moments = {f"{kind}/{n}" for kind in self._moments() for n in params}
+        return moments | ({"steps"} if self.config.name == "adam" else set())
 
     def _moments(self) -> tuple[str, ...]:
         if self.config.name == "adam":

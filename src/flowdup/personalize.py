@@ -8,27 +8,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec, checkpoint_in, load_checkpoint, read_spec
-from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.clients import ClientData, InputSpec, as_tensor
 from flowdup.devices import parse_device
-from flowdup.errors import CheckpointError, DataError, FlowdupError
+from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
-from flowdup.models import Weights, build_network
+from flowdup.models import Weights, build_network, own_shapes
 from flowdup.random import Stream
+from flowdup.stored_tensors import FLOATS, StoredTensors, all_finite, load_tensors, open_tensors
+from flowdup.strict_json import get_object, get_text, read_object
 
 Inputs = Tensor | NDArray[Any]
 
 _CHUNK = 2048  # inputs that are classified at once
+_MOST_UNNAMED = 2**22  # weights of a network that a method has beside psi and theta
 
 
 class PersonalModel(nn.Module):
@@ -69,21 +70,32 @@ class PersonalModel(nn.Module):
 
 
 def load_model(path: str | Path) -> PersonalModel:
+    """The model that `PersonalModel.save` wrote; CheckpointError if the file is anything else."""
     try:
-        with safe_open(path, "pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot read the model {path} ({error}): personalize again"
-        ) from None
-    about = metadata.get("flowdup", "")
-    if metadata.get("sha256") != _digest(about, weights):
-        raise CheckpointError(
-            f"the model {path} was changed or is not flowdup's: personalize again"
-        )
-    described = json.loads(about)
-    return PersonalModel(described["model"], read_spec(described["inputs"]), weights)
+        with open_tensors(Path(path)) as file:
+            about = file.metadata.get("flowdup", "")
+            described = read_object(about)
+            name, inputs = get_text(described, "model"), read_spec(get_object(described, "inputs"))
+            _check_stored(file, name, inputs)
+            weights = load_tensors(file.read())
+        if file.metadata.get("sha256") != _digest(about, weights):
+            raise ValueError("it was changed")
+        if not all_finite(weights):
+            raise ValueError("it holds NaN or infinite numbers")
+    except (OSError, ValueError, ConfigError, DataError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"cannot read the model {path} ({why}): personalize again") from None
+    return PersonalModel(name, inputs, weights)
+
+
+def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:
+    """Refuse weights other than those of the model, before one of them is read."""
+    shapes = own_shapes(model, inputs.shape, inputs.classes)
+    stored = {n: info.shape for n, info in file.tensors.items()}
+    if (shapes and shapes != stored) or inputs.classes > file.numbers:
+        raise ValueError(f"its weights do not fit the model '{model}' as it is defined here")
+    if other := {info.dtype for info in file.tensors.values()} - FLOATS.keys():
+        raise ValueError(f"its weights are of type {min(other)}")
 
 
 class Federation:
@@ -143,6 +155,11 @@ class Federation:
         x = self._read(x)
         return self.method.embedding(self.psi, x, _present(x))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a spawned worker: psi is sent, and the method made anew from its description."""
+        psi = {n: p.cpu() for n, p in self.psi.items()}
+        return _make_federation, (self.spec, psi, self.round, str(self.device))
+
     def _read(self, x: Inputs) -> Tensor:
         return _checked(self.spec.inputs, x).to(self.device)
 
@@ -154,11 +171,32 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     """
     device = parse_device(str(device))
     spec, state = load_checkpoint(checkpoint_in(Path(folder)))
-    context = MethodContext(spec.model, spec.inputs, Stream(spec.seed), device)
-    method = MethodConfig.from_table(spec.method).build(context)
+    method = _build_method(spec, device)
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.psi.items()}
     return Federation(spec, method, psi, state.round)
+
+
+def _make_federation(spec: FederationSpec, psi: Params, round: int, device: str) -> Federation:
+    place = torch.device(device)
+    moved = {n: p.to(place) for n, p in psi.items()}
+    return Federation(spec, _build_method(spec, place), moved, round)
+
+
+def _build_method(spec: FederationSpec, device: torch.device) -> Method:
+    """What a checkpoint describes, with no network larger than the shapes that it names."""
+    sizes = {n: math.prod(shape) for n, shape in spec.shapes.items()}
+    kinds = [sum(s for n, s in sizes.items() if n.startswith(k)) for k in ("psi/", "theta/")]
+    context = MethodContext(
+        spec.model, spec.inputs, Stream(spec.seed), device, most_weights=max(*kinds, _MOST_UNNAMED)
+    )
+    try:
+        return MethodConfig.from_table(spec.method).build(context)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"the federation cannot be made as the checkpoint describes it ({error}): restore the "
+            "folder from a copy, or import what its model needs"
+        ) from None
 
 
 def _present(x: Tensor) -> Tensor:
@@ -183,14 +221,7 @@ def _too_large(what: str) -> DataError:
 
 
 def _checked(inputs: InputSpec, x: Inputs) -> Tensor:
-    if not isinstance(x, Tensor):
-        array = np.asarray(x)
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"inputs must be numbers, not {array.dtype}: give a tensor or an array")
-        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
-            array = array.astype(array.dtype.newbyteorder("="))
-        x = torch.from_numpy(array)
-    return inputs.check(ClientData(x)).x
+    return inputs.check(ClientData(as_tensor(x, "inputs"))).x
 
 
 def _digest(about: str, weights: Weights) -> str:

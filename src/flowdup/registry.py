@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.settings import nearest
+from flowdup.strict_json import shown
 
 Item = TypeVar("Item")
 
@@ -39,10 +40,10 @@ class Registry(Mapping[str, Item], Generic[Item]):
     def find(self, name: object) -> Item:
         """The item, or a ConfigError that says which names there are."""
         if not isinstance(name, str) or name not in self:
-            near = nearest(str(name), list(self))
+            near = nearest(shown(name), list(self))
             raise ConfigError(
-                f"unknown {self.kind} '{name}'{near}: use one of {', '.join(self)}, or name the "
-                "file that registers it with --import"
+                f"unknown {self.kind} '{shown(name)}'{near}: use one of {', '.join(self)}, or name "
+                "the file that registers it with --import"
             )
         return self[name]
 

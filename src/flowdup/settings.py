@@ -8,8 +8,13 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from flowdup.errors import ConfigError
+from flowdup.strict_json import shown
 
 Table = Mapping[str, Any]
+
+_LARGEST = 3.4028234e38  # number that float32 holds
+_LONGEST_TEXT = 1000  # letters of a setting
+_LONGEST_WORD = 200  # letters of a name that may have been meant for another
 
 
 def read_settings(kind: type[Any], table: Any, prefix: str = "") -> Any:
@@ -30,7 +35,7 @@ def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
         path = f"{prefix}{key}"
         if key not in known:
             near = nearest(path, list(setting_paths(kind, prefix)))
-            raise ConfigError(f"unknown setting '{path}'{near}")
+            raise ConfigError(f"unknown setting '{shown(path)}'{near}")
         hint = hints[key]
         if hasattr(hint, "from_table"):
             values[key] = hint.from_table(value, f"{path}.")
@@ -45,7 +50,11 @@ def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
 
 def as_table(value: Any, prefix: str) -> Table:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"'{prefix.rstrip('.')}' must be a table of settings, not {value!r}")
+        raise ConfigError(
+            f"'{shown(prefix.rstrip('.'))}' must be a table of settings, not {_quoted(value)}"
+        )
+    if any(not isinstance(key, str) for key in value):
+        raise ConfigError(f"the settings of '{shown(prefix)}' must have texts for names")
     return value
 
 
@@ -66,6 +75,8 @@ def nearest(word: str, valid: Sequence[str]) -> str:
     def tail(path: str) -> str:
         return path.rpartition(".")[2]
 
+    if len(word) > _LONGEST_WORD:
+        return ""
     near = difflib.get_close_matches(word, valid, 1)
     tails = difflib.get_close_matches(tail(word), list(map(tail, valid)), 1)
     near = near or [path for path in valid if tail(path) in tails]
@@ -76,7 +87,7 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
     """Refuse a value outside low .. high."""
     if not low <= value <= high:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise ConfigError(f"setting '{name}' must be {bounds}, not {value:g}")
+        raise ConfigError(f"setting '{name}' must be {bounds}, not {_quoted(value)}")
 
 
 def plain(value: Any) -> Any:
@@ -96,14 +107,32 @@ def to_toml(settings: Any) -> str:
 def _convert(hint: Any, value: Any, path: str) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(_convert(get_args(hint)[0], item, path) for item in value)
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"setting '{path}' must be a number of 64 bits, not {_quoted(value)}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value)  # of 64 bits: finite
     if type(value) is not hint:
         wanted = "list" if get_origin(hint) is tuple else hint.__name__
-        raise ConfigError(f"setting '{path}' must be a {wanted}, not {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"setting '{path}' must be a finite number, not {value}")
+        raise ConfigError(f"setting '{path}' must be a {wanted}, not {_quoted(value)}")
+    if isinstance(value, str) and not _writable(value):
+        raise ConfigError(
+            f"setting '{path}' must be a text of UTF-8, without zeros and of at most "
+            f"{_LONGEST_TEXT} letters, not '{shown(ascii(value)[1:-1])}'"
+        )
+    if isinstance(value, float) and not abs(value) <= _LARGEST:
+        raise ConfigError(f"setting '{path}' must be a number finite in float32, not {value}")
     return value
+
+
+def _writable(text: str) -> bool:
+    """Whether a text can stand in a file and name one."""
+    whole = not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return whole and "\0" not in text and len(text) <= _LONGEST_TEXT
+
+
+def _quoted(value: object) -> str:
+    """A value as Python would write it, cut where it is long."""
+    return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
 
 
 def _toml_lines(table: Table, path: tuple[str, ...]) -> Iterator[str]:

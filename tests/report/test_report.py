@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flowdup.errors import CheckpointError, FlowdupError
-from flowdup.report import embedding_figure
+from flowdup.report import RunContents, embedding_figure, page
 from flowdup.report.chart import histogram, line_chart, nice_step, rounded_axis
 from flowdup.run import write_report
 
@@ -202,10 +202,11 @@ def test_an_unfinished_last_line_is_ignored(run: Path) -> None:
     assert Page(write_report(run)).of_class("line") == whole
 
 
-def test_a_broken_line_elsewhere_is_named(run: Path) -> None:
+def test_a_broken_line_elsewhere_is_named_and_the_other_rounds_are_drawn(run: Path) -> None:
     write_metrics(run, rounds(2, 1), tail='{"round": 3, "lo\n{"round": 4, "loss": 1.0}\n')
-    with pytest.raises(CheckpointError, match=r"line 3 of .*metrics\.jsonl"):
-        write_report(run)
+    page = Page(write_report(run))
+    assert "metrics.jsonl has 1 unreadable lines (3)" in page.text
+    assert len((page.of_class("line")[0]["points"] or "").split()) == 3
 
 
 def test_a_repeated_round_counts_once_and_a_diverged_loss_is_no_point(run: Path) -> None:
@@ -234,12 +235,67 @@ def test_the_report_replaces_the_old_one_and_leaves_nothing_else(run: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("config.toml", "method = ["), ("evaluation.json", "[1, 2")]
+    ("name", "content"),
+    [
+        ("config.toml", b"method = ["),
+        ("config.toml", b"\xff\xfe"),
+        ("config.toml", b"x = " + b"[" * 5000),
+        ("evaluation.json", b"[1, 2"),
+        ("evaluation.json", b"[" * 100_000),
+        ("evaluation.json", b"[]"),
+        ("evaluation.json", b'"\xff"'),
+        ("metrics.jsonl", b'{"round": "x"}\n{"round": 1, "loss": 2}\n'),
+        ("metrics.jsonl", b"[" * 100_000 + b"\n{}"),
+        ("embedding.svg", b"<svg><g>"),
+        ("embedding.svg", b"\0\1\2"),
+    ],
 )
-def test_an_unreadable_file_is_named(run: Path, name: str, content: str) -> None:
-    (run / name).write_text(content)
-    with pytest.raises(CheckpointError, match=name):
-        write_report(run)
+def test_an_unreadable_file_is_named_on_the_page(run: Path, name: str, content: bytes) -> None:
+    (run / name).write_bytes(content)
+    page = Page(write_report(run))
+    assert "Not readable" in page.text and name in page.text
+    assert page.count("h1") == 1
+
+
+ODD: list[Any] = [
+    *(None, True, -1, 1e308, -1e308, 10**400, "x", HOSTILE, "\ud800", [], [1], {}, {"a": {}}, [[]]),
+    *(math.nan, math.inf, {"a": 1}, {"accuracy": {"mean": "x"}}, [None], [3], ["x"]),
+]
+
+
+def variants(value: Any) -> list[Any]:
+    """The value with one part replaced by something odd, for every part and every odd thing."""
+    found = [*ODD]
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            found += [value | {key: other} for other in variants(inner)]
+            found.append({k: v for k, v in value.items() if k != key})
+    elif isinstance(value, list) and value:
+        found += [[other, *value[1:]] for other in variants(value[0])]
+    return found
+
+
+def test_no_change_to_an_evaluation_or_to_metrics_breaks_the_page(run: Path) -> None:
+    write_evaluation(run, [client(i) for i in range(3)])
+    whole = json.loads((run / "evaluation.json").read_text())
+    changed = variants(whole)
+    assert len(changed) > 500
+    for content in changed:
+        contents = RunContents.read("run", b"", b"", json.dumps(content).encode(), b"")
+        text = page(contents)
+        text.encode()
+        assert "<script" not in text
+    for row in variants(rounds(3, 1)[-1]):
+        lines = [json.dumps(r) for r in (*rounds(2, 1), row, *rounds(5, 1)[3:])]
+        page(RunContents.read("run", b"", "\n".join(lines).encode(), b"", b""))
+
+
+def test_a_changed_evaluation_is_said_to_be(run: Path) -> None:
+    whole = json.loads((run / "evaluation.json").read_text())
+    whole["clients"][0]["metrics"]["transductive"]["accuracy"] = 1e9
+    (run / "evaluation.json").write_text(json.dumps(whole))
+    text = Page(write_report(run)).text
+    assert "evaluation.json has values that make no sense" in text and "c1" in text
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -3,14 +3,20 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flowdup.errors import DataError
+from flowdup.strict_json import shown
 
 Trait = str | int | float
+
+_MOST_NUMBERS = 2**26  # of one input
+_LONGEST_TEXT = 1000  # letters of a client's name, of a trait's and of its value
 
 
 @dataclass(frozen=True)
@@ -96,15 +102,43 @@ class InputSpec:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        shape = self.shape
+        right = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
+        if not right or not shape or prod(shape) > _MOST_NUMBERS:
+            raise DataError(
+                f"inputs cannot have the shape {shown(shape)}: give a tuple of sizes of at least 1 "
+                f"and {_MOST_NUMBERS:,} numbers at most"
+            )
+        if self.dtype not in ("uint8", "float32"):
+            raise DataError(f"inputs are uint8 or float32, not {shown(self.dtype)}: choose one")
+        if type(self.classes) is not int or not 1 <= self.classes < 2**31:
+            raise DataError(
+                f"there cannot be {shown(self.classes)} classes: give a whole number from 1 on"
+            )
+        mean, std = self.mean, self.std
+        if not isinstance(mean, Sequence) or not isinstance(std, Sequence):
+            raise DataError(f"mean and std are {shown(mean)} and {shown(std)}: give tuples")
+        if len(mean) != len(std) or len(mean) not in (0, 1, shape[0]):
+            raise DataError("mean and std need one number each, or one per channel, or none")
+        if not all(map(_readable, mean, std)):
+            raise DataError(
+                f"inputs cannot be read with mean {shown(mean)} and std {shown(std)}: "
+                "give finite numbers, std above 0"
+            )
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+
     def check(self, client: ClientData) -> ClientData:
         """The client, with x and y in the right types; DataError if it does not fit."""
-        who = f"client '{client.name}'" if client.name else "the client"
-        x, y = client.x, client.y
+        who = f"client '{shown(client.name)}'" if client.name else "the client"
+        x = as_tensor(client.x, f"{who}'s inputs")
+        y = None if client.y is None else as_tensor(client.y, f"{who}'s labels")
         if x.ndim < 2:
             raise DataError(
                 f"{who} has inputs of shape {tuple(x.shape)}: give an array with one row per point"
             )
-        if len(client) == 0:
+        if len(x) == 0:
             raise DataError(f"{who} is empty: give it at least one point or leave it out")
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(
@@ -124,7 +158,8 @@ class InputSpec:
             x = x.to(torch.float32)
             if not all(bool(torch.isfinite(part).all()) for part in torch.split(x, 4096)):
                 raise DataError(f"{who} has NaN or infinite inputs: clean or drop these points")
-        return replace(client, x=x, y=None if y is None else self._check_labels(y, x, who))
+        y = None if y is None else self._check_labels(y, x, who)
+        return replace(client, x=x, y=y, traits=_check_traits(client, who))
 
     def _check_labels(self, y: Tensor, x: Tensor, who: str) -> Tensor:
         if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
@@ -132,7 +167,11 @@ class InputSpec:
                 f"{who} has labels of type {_name(y)} and shape {tuple(y.shape)}: give one whole "
                 f"number per point ({x.shape[0]})"
             )
-        y = y.to(torch.int64)
+        unsigned, y = y.dtype == torch.uint64, y.to(torch.int64)
+        if unsigned and bool((y < 0).any()):  # 2^63 and more, as it would be read
+            raise DataError(
+                f"{who} has labels of 2^63 and more: they must lie between 0 and {self.classes - 1}"
+            )
         low, high = int(y.min()), int(y.max())
         if low < -1 or high >= self.classes:
             raise DataError(
@@ -232,6 +271,70 @@ class Population:
             "validation": [row(client) for client in self.validation],
             "test": [row(client) for client in self.test],
         }
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """Numbers in a tensor, an array or (nested) lists as a dense tensor; DataError if they are not.
+
+    Nothing is copied that torch can read as it is.
+    """
+    if not isinstance(value, Tensor):
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise DataError(
+                f"{what} are no array ({shown(error, 200)}): give every point the same shape"
+            ) from None
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{what} must be numbers, not {array.dtype}: give a tensor or an array")
+        bits = min(array.dtype.itemsize, 8)  # torch knows no longdouble
+        kind = np.dtype(f"{array.dtype.kind}{bits}")  # nor C's long long beside its long
+        if kind.num != array.dtype.num or kind != array.dtype or min(array.strides, default=0) < 0:
+            with np.errstate(over="ignore"):  # becomes infinite, which is refused
+                array = array.astype(kind)
+        value = torch.from_numpy(array)
+    if value.layout != torch.strided or value.device.type == "meta":
+        raise DataError(
+            f"{what} are {shown(str(value.layout))} on {value.device}: give a dense tensor, "
+            "for instance by to_dense()"
+        )
+    tensor: Tensor = value.detach() if value.requires_grad else value
+    return tensor
+
+
+def _check_traits(client: ClientData, who: str) -> dict[str, Trait]:
+    """The traits, numpy's scalars as Python's; DataError for what no file or table can show."""
+    if not isinstance(client.name, str) or len(client.name) > _LONGEST_TEXT:
+        raise DataError(
+            f"a client is named {shown(client.name)}: give a text of {_LONGEST_TEXT} letters"
+        )
+    if not isinstance(client.traits, dict):
+        raise DataError(f"{who} has traits that are no dict: give names and their values")
+    traits = {}
+    for name, value in client.traits.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        right = isinstance(name, str) and len(name) <= _LONGEST_TEXT
+        if isinstance(plain, str):
+            right = right and len(plain) <= _LONGEST_TEXT
+        else:
+            right = right and isinstance(plain, int | float) and abs(plain) < 2**63
+        if not right:  # NaN is no less than anything
+            raise DataError(
+                f"{who} has the trait {shown(name)} = {shown(value)}: give a short text or a "
+                "finite number, under a short text"
+            )
+        traits[name] = plain
+    return traits
+
+
+def _readable(mean: Any, std: Any) -> bool:
+    """Whether inputs minus mean, divided by std, are finite in float32."""
+    numbers: Any = (int, float, np.integer, np.floating)
+    if not isinstance(mean, numbers) or not isinstance(std, numbers):
+        return False
+    if not (abs(mean) <= 1e30 and 1e-30 <= std <= 1e30):
+        return False
+    return abs(float(mean)) / float(std) <= 1e30
 
 
 def _name(tensor: Tensor) -> str:

@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from flowdup.data.clients import ClientData
-from flowdup.data.user_data import read_arrays
+from flowdup.data.numpy_files import read_arrays
 from flowdup.errors import DataError
+from flowdup.strict_json import shown
 
 Array = NDArray[Any]
 Writer = tuple[str, Array, Array]  # name, pixels uint8 [n, pixels], labels [n]
@@ -38,6 +39,7 @@ _DAMAGE = (
     AttributeError,
     OverflowError,
     RecursionError,
+    MemoryError,
 )
 
 
@@ -113,8 +115,9 @@ class Femnist:
         return path, [clients[name] for name in sorted(clients)]
 
     def _read_npz(self, path: Path) -> Iterator[Writer]:
-        stored = read_arrays(path)
-        x, y, writer, names = (stored[key] for key in ("x", "y", "writer", "writer_names"))
+        keys = ("x", "y", "writer", "writer_names")
+        stored = read_arrays(path, keys).arrays
+        x, y, writer, names = (stored[key] for key in keys)
         if x.dtype != np.uint8 or x.shape != (len(y), *self.shape[1:]) or y.shape != writer.shape:
             raise ValueError("its arrays do not fit each other")
         cuts = np.flatnonzero(writer[1:] != writer[:-1]) + 1
@@ -176,7 +179,7 @@ def _json_files(folder: Path) -> list[Path]:
 
 
 def _corrupt(path: Path, why: object) -> DataError:
-    why = f"it has no {why}" if isinstance(why, KeyError) else why
+    why = shown(f"it has no {why}" if isinstance(why, KeyError) else str(why), 300)
     return DataError(
         f"{path} is corrupt and is not used ({why}): delete it and run {_SCRIPT} with {_PILLOW}"
     )

@@ -6,6 +6,7 @@ form, it is brought to the bytes of the canonical files, these are hashed, and o
 
 import gzip
 import hashlib
+import io
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,14 +14,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.data.user_data import read_arrays
+from flowdup.data.numpy_files import read_arrays
 from flowdup.errors import DataError
+from flowdup.strict_json import shown
 
 Array = NDArray[np.uint8]
 
@@ -170,24 +173,49 @@ class ImageSet:
 _DIGITS_SHA256 = "bd55ad3b457140f7e825aff00e9a57673a06eeb3d6574a3059b81aac3a82cffc"
 
 
+_DAMAGE = (
+    *(OSError, EOFError, zlib.error, tarfile.TarError),
+    *(ValueError, LookupError, OverflowError, RecursionError, MemoryError),
+)
+
+
+class _Limited(io.RawIOBase):
+    """A stream of which only so many bytes may be read, however many somebody packed into it."""
+
+    def __init__(self, stream: gzip.GzipFile, most: int) -> None:
+        self.stream, self.left = stream, most
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.stream.read(min(size, self.left + 1) if size >= 0 else self.left + 1)
+        self.left -= len(data)
+        if self.left < 0:
+            raise ValueError("it unpacks to more than the set has")
+        return data
+
+
 def _read_archive(source: ImageSet, path: Path) -> list[bytes]:
     sizes = {part.name: part.size for part in source.parts}
     found: dict[str, bytes] = {}
+    most = 2 * sum(sizes.values()) + 2**20
     try:
-        with tarfile.open(path) as archive:
+        with (
+            gzip.open(path) as unpacked,
+            tarfile.open(fileobj=cast(IO[bytes], _Limited(unpacked, most)), mode="r|") as archive,
+        ):
             for member in archive:
                 name = Path(member.name).name
-                if name in sizes and (file := archive.extractfile(member)):
+                if name in sizes and member.isreg() and (file := archive.extractfile(member)):
                     found[name] = file.read(sizes[name] + 1)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except _DAMAGE as error:
         raise _corrupt(source, path, str(error)) from error
     return [_checked(source, part, found.get(part.name, b""), path) for part in source.parts]
 
 
 def _read_npz(source: ImageSet, path: Path) -> list[bytes]:
     try:
-        stored = read_arrays(path)
-        arrays = [stored[entry] for entry in ("x_train", "y_train", "x_test", "y_test")]
+        names = ("x_train", "y_train", "x_test", "y_test")
+        stored = read_arrays(path, names).arrays
+        arrays = [stored[entry] for entry in names]
         if any(array.dtype.kind not in "iu" for array in arrays):
             raise ValueError("its values are not whole numbers")
         sizes = [part.size for part in source.parts]
@@ -210,7 +238,7 @@ def _checked(source: ImageSet, part: Part, data: bytes, path: Path) -> bytes:
 
 def _corrupt(source: ImageSet, path: Path, why: str) -> DataError:
     return DataError(
-        f"{path} is corrupt and is not used ({why}): "
+        f"{path} is corrupt and is not used ({shown(why, 300)}): "
         f"delete it and run `flowdup data fetch {source.name}`"
     )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flowdup.data.clients import ClientData, Trait
 from flowdup.errors import ConfigError
+from flowdup.memory import check_memory
 from flowdup.random import Stream
 
 Indices = NDArray[np.int64]
@@ -34,6 +35,7 @@ def make_clients(
     """
     if not clients:
         return []
+    _check_count(recipe, clients, x, len(pool))
     if recipe.classes_per_client:
         dealt = _by_class(recipe, y[pool].numpy(), clients, stream)
     else:
@@ -64,10 +66,7 @@ def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -
     """`hands` sets of `size` members of the pool, disjoint unless they may overlap."""
     check_size(size, pool.size)
     if not overlap and hands * size > pool.size:
-        raise ConfigError(
-            f"{hands} clients with {size} points each need more than the {pool.size} at hand: "
-            "lower the number of clients or data.points, or set data.overlap to true"
-        )
+        raise _too_many(hands, size, pool.size)
     if overlap:
         draws = (stream.substreams(hand, 1, pool.size)[0] for hand in range(hands))  # one in memory
         return [pool[np.argsort(words, kind="stable")[:size]] for words in draws]
@@ -110,6 +109,22 @@ def _turns(
         return [0] * clients
     check_rotations(rotations, size)
     return [rotations[i] for i in stream.child("rotation").integers(clients, len(rotations))]
+
+
+def _check_count(recipe: Recipe, clients: int, x: Tensor, at_hand: int) -> None:
+    """Refuse more clients than the images make or than memory holds, before any is made."""
+    if not recipe.overlap and clients * recipe.points > at_hand:
+        raise _too_many(clients, recipe.points, at_hand)
+    size = clients * (recipe.points * (x[:1].numel() + 8) + 500)  # pixels, labels, and the rest
+    remedy = "lower their number or data.points, or set data.lazy to true"
+    check_memory(size, f"making {clients:,} clients", remedy)
+
+
+def _too_many(clients: int, points: int, at_hand: int) -> ConfigError:
+    return ConfigError(
+        f"{clients} clients with {points} points each need more than the {at_hand} at hand: "
+        "lower the number of clients or data.points, or set data.overlap to true"
+    )
 
 
 def check_size(size: int, at_hand: int) -> None:

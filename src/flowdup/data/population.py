@@ -135,6 +135,7 @@ def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Populati
     if config.lazy:  # the pools, and so the clients, are the same for any number of clients
         share = _LAZY_VALIDATION if config.validation_clients else 0.0
     cut = round(share * total) if config.overlap else config.validation_clients * config.points
+    cut = min(cut, total)  # too many are refused below, by name
     order = stream.child("pool").permutation(total)
     if config.classes_per_client:
         order = _interleave_classes(order, images.y_train.numpy())

@@ -4,7 +4,6 @@ These readers bring data into the right form; whether it fits the federation (sh
 range of labels) is for `InputSpec.check` to say.
 """
 
-import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.data.clients import ClientData, Trait
+from flowdup.data.numpy_files import read_arrays
 from flowdup.errors import ConfigError, DataError
+from flowdup.memory import check_memory
+from flowdup.strict_json import get_text, read_object, shown
 
 Array = NDArray[Any]
 Clients = dict[str, list[ClientData]]  # by group: train, validation and test, or just "all"
@@ -65,31 +67,14 @@ def read_inputs(path: Path) -> Tensor:
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.
     """
-    arrays = read_arrays(path)
-    if "x" not in arrays and len(arrays) != 1:
-        raise DataError(f"{path} has {_names(arrays)} but no array x: store the inputs as x")
+    names, arrays = read_arrays(path, ("x",))
+    if "x" not in arrays and len(names) != 1:
+        raise DataError(f"{path} has {_names(names)} but no array x: store the inputs as x")
     x = arrays["x"] if "x" in arrays else next(iter(arrays.values()))
     if isinstance(x, np.memmap) and x.ndim > 1 and x.size and x.dtype in _MAPPABLE:
         with warnings.catch_warnings(action="ignore"):  # torch's, that the memory is read-only
             return torch.from_numpy(x)
     return _inputs(x, str(path))
-
-
-def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz by name, or the one of an .npy, mapped, as x; pickles are refused."""
-    if not path.is_file():
-        raise DataError(f"there is no file {path}: give the path of an .npz or .npy file")
-    try:
-        # not mode "c": Linux refuses a writable mapping that is larger than memory
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            return {"x": stored}
-        with stored:
-            return {name: np.asarray(stored[name]) for name in stored.files}
-    except Exception as error:  # damage surfaces as anything from zlib.error to MemoryError
-        raise DataError(
-            f"{path} is no readable NumPy file ({error}): write it again with numpy.savez"
-        ) from error
 
 
 def _groups(path: Path) -> dict[str, Path]:
@@ -122,9 +107,9 @@ def _read_group(folder: Path) -> list[ClientData]:
 
 
 def _read_client(file: Path) -> ClientData:
-    arrays = read_arrays(file)
+    names, arrays = read_arrays(file, ("x", "y"))
     if "x" not in arrays:
-        raise DataError(f"{file} has {_names(arrays)} but no array x: store the inputs as x")
+        raise DataError(f"{file} has {_names(names)} but no array x: store the inputs as x")
     x = _inputs(arrays.pop("x"), str(file))
     y = _labels(arrays.pop("y"), len(x), str(file)) if "y" in arrays else None
     scalars = {name: a for name, a in arrays.items() if a.ndim == 0 and a.dtype.kind in "biufU"}
@@ -141,6 +126,8 @@ def _inputs(x: Array, where: str) -> Tensor:
             f"{where} has inputs of shape {x.shape}: store an array with one row per point, of at "
             "least one number"
         )
+    if x.dtype != np.uint8:
+        check_memory(4 * x.size, where, "split the client's points among several", DataError)
     with np.errstate(over="ignore"):  # becomes infinite, which InputSpec.check reports
         return torch.from_numpy(np.array(x, np.uint8 if x.dtype == np.uint8 else np.float32))
 
@@ -151,11 +138,13 @@ def _labels(y: Array, points: int, where: str) -> Tensor:
             f"{where} has labels of type {y.dtype} and shape {y.shape}: store one whole number per "
             f"point ({points}), from 0 on, -1 for no label"
         )
+    if y.size and y.dtype.kind == "u" and y.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{where} has the label {y.max()}: store whole numbers from 0 on")
     return torch.from_numpy(y.astype(np.int64))
 
 
 def _names(names: Iterable[str]) -> str:
-    return ", ".join(names) or "nothing"
+    return shown(", ".join(names), 300) or "nothing"
 
 
 def _read_arrow(path: Path) -> Any:
@@ -171,6 +160,7 @@ def _read_arrow(path: Path) -> Any:
             with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
                 return stream.read_all()
         with ParquetFile(file) as parquet:
+            _check_parquet(parquet.metadata, file)
             return parquet.read()
 
     try:
@@ -178,8 +168,18 @@ def _read_arrow(path: Path) -> Any:
         table = pa.concat_tables([read(file) for file in files])
         table.validate(full=True)  # a file's offsets are followed without a check from here on
         return table
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise DataError(f"{path} is no readable table ({error}): write it again") from error
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, pa.ArrowException) as error:
+        why = shown(error, 300)
+        raise DataError(f"{path} is no readable table ({why}): write it again") from error
+
+
+def _check_parquet(metadata: Any, file: Path) -> None:
+    """Refuse more values than fit in memory, of which a few bytes may tell."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    size = sum(8 * max(c.num_values, 0) + max(c.total_uncompressed_size, 0) for c in columns)
+    size = max(size, 8 * metadata.num_rows)
+    check_memory(size, str(file), "write a table of fewer rows", DataError)
 
 
 def _table_files(path: Path) -> list[Path]:
@@ -187,7 +187,12 @@ def _table_files(path: Path) -> list[Path]:
         return [path]
     state = path / "state.json"  # of a Hugging Face dataset, whose folder may hold caches as well
     if state.is_file():
-        return [path / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
+        names = [
+            get_text(entry, "filename") for entry in read_object(state.read_bytes())["_data_files"]
+        ]
+        if wrong := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{state.name} names '{shown(wrong[0])}', a file of another folder")
+        return [path / name for name in names]
     files = sorted([*path.glob("*.parquet"), *path.glob("*.arrow")])
     if not files:
         raise DataError(f"{path} has no .parquet or .arrow files: give the folder that has them")
@@ -247,6 +252,8 @@ class _Table:
             raise self.error(
                 name, f"has labels of type {column.type}", "store whole numbers from 0 on"
             )
+        if _kind(column.type) == "u" and (largest := _largest(column)) >= 2**63:
+            raise self.error(name, f"has the label {largest}", "store whole numbers from 0 on")
         return torch.from_numpy(column.cast("int64", safe=False).fill_null(-1).to_numpy().copy())
 
     def add_traits(
@@ -305,6 +312,12 @@ class _Table:
 
     def error(self, column: str, what: str, remedy: str) -> DataError:
         return DataError(f"column '{column}' of {self.path} {what}: {remedy}")
+
+
+def _largest(column: Any) -> int:
+    from pyarrow.compute import max as most  # noqa: PLC0415  (an optional dependency)
+
+    return int(most(column).as_py())
 
 
 def _kind(arrow_type: Any) -> str:

@@ -1,10 +1,11 @@
 """Where the clients of a round run.  Engines differ in speed only, never in what psi becomes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from flowdup.batches import fitted_size
 from flowdup.client import ClientConfig
 from flowdup.data.clients import ClientData
 from flowdup.devices import parse_device
@@ -71,6 +72,7 @@ def build_engine(
             f"method.batch_size = {method.batch_size} must be client.batch_size = "
             f"{client.batch_size}"
         )
+    client = replace(client, batch_size=fitted_size(client.batch_size, clients))
     device, dtype = config.torch_device(), config.torch_dtype()
     on_gpu = device.type == "cuda"
     if on_gpu:

@@ -6,6 +6,9 @@ from functools import cached_property
 import torch
 
 from flowdup.data.clients import InputSpec
+from flowdup.errors import ConfigError
+from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
+from flowdup.memory import check_memory
 from flowdup.models import Network, build_network
 from flowdup.random import Stream
 from flowdup.subspace import Subspace, SubspaceConfig
@@ -19,6 +22,7 @@ class MethodContext:
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
     compute: torch.dtype | None = None  # of networks and expansions; None: dtype
+    most_weights: int = 0  # that a network may have; 0: as many as memory allows
 
     @cached_property
     def f(self) -> Network:
@@ -27,9 +31,22 @@ class MethodContext:
     def network(self, name: str, outputs: int) -> Network:
         """A network over the clients' inputs; an empty name means the model's."""
         read = self.spec.reader().to(self.device, self.dtype)
-        network = build_network(name or self.model, self.spec.shape, outputs, read)
+        network = build_network(
+            name or self.model, self.spec.shape, outputs, read, self.most_weights
+        )
         network.module.to(self.device, self.compute or self.dtype)  # its buffers
         return replace(network, compute=self.compute)
+
+    def hypernetwork(self, config: HypernetworkConfig, k: int) -> Hypernetwork:
+        """h with h1 over the clients' inputs and k outputs."""
+        size = config.head_size(k)
+        remedy = "lower method.hypernetwork.hidden, .embedding or .layers, or the subspace's k"
+        check_memory(4 * size, "the hypernetwork", remedy)
+        if 0 < self.most_weights < size:
+            raise ConfigError(
+                f"the hypernetwork has {size:,} weights, more than {self.most_weights:,}: {remedy}"
+            )
+        return Hypernetwork(config, self.network(config.backbone, config.embedding), k)
 
     def subspace(self, config: SubspaceConfig) -> Subspace:
         return Subspace(config, self.f, self.stream, self.device, self.dtype, self.compute)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
-from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
+from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
@@ -59,8 +59,7 @@ class FLowDUP(Method):
         self.f = context.f
         self.subspace = context.subspace(config.subspace)
         self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
-        h = config.hypernetwork
-        self.h = Hypernetwork(h, context.network(h.backbone, h.embedding), self.subspace.k)
+        self.h = context.hypernetwork(config.hypernetwork, self.subspace.k)
         self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
+from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
@@ -44,11 +44,10 @@ class PeFLL(Method):
     has_embedding = True
 
     def __init__(self, config: PeFLLConfig, context: MethodContext) -> None:
-        h = config.hypernetwork
         self.f = context.f
         self.subspace = context.subspace(SubspaceConfig("identity", k=0))
         self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
-        self.h = Hypernetwork(h, context.network(h.backbone, h.embedding), self.subspace.k)
+        self.h = context.hypernetwork(config.hypernetwork, self.subspace.k)
         self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:

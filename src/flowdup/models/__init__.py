@@ -5,16 +5,21 @@ an `nn.Module` from inputs [n, *shape] to [n, outputs].  The same name serves as
 classes) and as h1 (outputs = width of the embedding).
 """
 
+import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from flowdup.errors import ConfigError
+from flowdup.memory import check_memory
 from flowdup.models.cnn import cnn, cnn_mcmahan, cnn_small, mlp
 from flowdup.models.network import Factory, Network, Weights
 from flowdup.models.resnet import resnet18
 from flowdup.registry import Registry
+from flowdup.strict_json import shown
 
-__all__ = ["MODELS", "Network", "Weights", "build_network", "register_model"]
+__all__ = ["MODELS", "Network", "Weights", "build_network", "own_shapes", "register_model"]
 
 MODELS: Registry[Factory] = Registry(
     "model",
@@ -34,6 +39,32 @@ def register_model(name: str, factory: Factory) -> None:
 
 
 def build_network(
-    name: str, shape: tuple[int, ...], outputs: int, read: Callable[[Tensor], Tensor]
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    read: Callable[[Tensor], Tensor],
+    most_weights: int = 0,
 ) -> Network:
-    return Network.build(MODELS.find(name), shape, outputs, read)
+    """The network of a name; ConfigError if it has more weights than memory, or the limit, allows.
+
+    flowdup's own models are counted before anything is allocated; of a user's, which may not be
+    made on a device without memory, only the outputs are.
+    """
+    factory = MODELS.find(name)
+    shapes = own_shapes(name, shape, outputs)
+    weights = sum(map(math.prod, shapes.values())) if shapes else outputs
+    what = f"the model '{name}' with inputs {shown(shape)} and {shown(outputs)} outputs"
+    remedy = "choose a smaller model, or fewer classes or a narrower embedding"
+    check_memory(4 * weights, what, remedy)
+    if 0 < most_weights < weights:
+        raise ConfigError(f"{what} has {weights:,} weights, more than {most_weights:,}: {remedy}")
+    return Network.build(factory, shape, outputs, read)
+
+
+def own_shapes(name: str, shape: tuple[int, ...], outputs: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model of flowdup's own, computed without memory; empty for a user's."""
+    factory = MODELS.find(name)
+    if not getattr(factory, "__module__", "").startswith(f"{__name__}."):
+        return {}
+    with torch.device("meta"):
+        return {n: tuple(p.shape) for n, p in factory(shape, outputs).named_parameters()}

@@ -1,15 +1,14 @@
 """A run as one page that opens anywhere: no script, no font, no network."""
 
 import base64
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from statistics import fmean, median
-from typing import Any, TypeGuard
+from typing import Any
 
 from flowdup.evaluation import METRICS, READINGS, Metric
 from flowdup.report.chart import CHART_STYLE, histogram, line_chart
+from flowdup.report.contents import RunContents, is_number
 
 MOST_VALUES = 12  # a trait with more distinct values makes no table
 NAMES = {"transductive": "transductive", "held_out": "held out"}
@@ -37,6 +36,7 @@ p { margin: 0; }
 .soft, figcaption { color: var(--soft); }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); gap: 16px;
   margin: 28px 0; }
+.problems ul { margin: 0; padding-left: 20px; overflow-wrap: anywhere; }
 .empty { margin: 28px 0; }
 .facts dt, .facts .soft { color: var(--soft); font-size: 13px; }
 .facts dd { margin: 0; overflow-wrap: anywhere; }
@@ -60,38 +60,17 @@ pre { overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; margin: 12px 0 0
 """
 
 
-@dataclass(frozen=True)
-class RunContents:
-    """What a run folder holds; anything but its name may be empty."""
-
-    name: str
-    config: str
-    settings: dict[str, Any]
-    metrics: list[dict[str, Any]]  # by rounds, one for each
-    evaluation: dict[str, Any]
-    embedding: bytes
-
-    def curve(self, key: str) -> list[tuple[int, float]]:
-        return [(row["round"], row[key]) for row in self.metrics if _finite(row.get(key))]
-
-    def summary(self, reading: str, metric: str) -> dict[str, float]:
-        """What is known of a metric over test clients: mean, std, worst_decile, worst."""
-        found = (self.evaluation.get("metrics") or {}).get(reading) or {}
-        return {n: v for n, v in (found.get(metric) or {}).items() if _finite(v)}
-
-    def setting(self, table: str, key: str) -> str:
-        inner = self.settings.get(table, {})
-        return str(inner.get(key, "") if isinstance(inner, dict) else inner)
-
-
-def _finite(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def page(run: RunContents) -> str:
-    """The whole page; all that comes from the run's files is escaped."""
-    body = [_headline(run), _curves(run), *_tests(run), _embedding(run), _config(run)]
-    return (
+    """The whole page; all that comes from the run's files is escaped, and can be encoded."""
+    body = [
+        _headline(run),
+        _problems(run),
+        _curves(run),
+        *_tests(run),
+        _embedding(run),
+        _config(run),
+    ]
+    text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -100,6 +79,7 @@ def page(run: RunContents) -> str:
         + "\n".join(part for part in body if part)
         + "\n</body></html>\n"
     )
+    return text.encode(errors="replace").decode()  # halves of letters from JSON
 
 
 def _headline(run: RunContents) -> str:
@@ -108,14 +88,14 @@ def _headline(run: RunContents) -> str:
     facts = []
     if run.metrics:
         seconds = run.metrics[-1].get("seconds")
-        took = f"in {_duration(seconds)}" if _finite(seconds) else ""
+        took = f"in {_duration(seconds)}" if is_number(seconds) else ""
         facts.append(("Rounds", f"{run.metrics[-1]['round']:,}", took))
     if curve := run.curve("validation_accuracy"):
         first, best = max(curve, key=lambda point: point[1])
         note = f"best {_percent(best)} at round {first:,}"
         facts.append(("Validation accuracy", _percent(curve[-1][1]), note))
     at = run.evaluation.get("round")
-    tested = f"{len(_clients(run))} clients" + (f", round {at:,}" if _finite(at) else "")
+    tested = f"{len(_clients(run))} clients" + (f", round {at:,}" if is_number(at) else "")
     for reading in READINGS:
         found = run.summary(reading, "accuracy")
         if "mean" in found:
@@ -130,6 +110,13 @@ def _headline(run: RunContents) -> str:
     if not items:
         return head + '<p class="empty">No round is finished: this run holds no results yet.</p>'
     return f'{head}<dl class="facts">{"".join(items)}</dl>'
+
+
+def _problems(run: RunContents) -> str:
+    items = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
+    return (
+        f'<div class="card problems"><h2>Not readable</h2><ul>{items}</ul></div>' if items else ""
+    )
 
 
 def _curves(run: RunContents) -> str:
@@ -159,14 +146,14 @@ def _tests(run: RunContents) -> Iterable[str]:
     yield _cards([table for reading in READINGS if (table := _metrics(run, reading))])
     clients = _clients(run)
     yield _cards([_spread(clients, r) for r in READINGS if _accuracies(clients, r)])
-    traits = {name for client in clients for name in client.get("traits") or {}}
+    traits = {name for client in clients for name in client["traits"]}
     yield _cards([table for name in sorted(traits) if (table := _by_trait(clients, name))])
 
 
 def _metrics(run: RunContents, reading: str) -> str:
     """Every metric over test clients: the mean, and how those fare who fare worst."""
     rows = []
-    for name in (run.evaluation.get("metrics") or {}).get(reading) or {}:
+    for name in run.evaluation.get("metrics", {}).get(reading, {}):
         metric, found = METRICS.get(name), run.summary(reading, name)
         if found:
             cells = [f"{found[key]:.{_digits(metric)}f}" if key in found else "" for key in COLUMNS]
@@ -193,12 +180,13 @@ def _digits(metric: Metric | None) -> int:
 
 
 def _clients(run: RunContents) -> list[dict[str, Any]]:
-    return [c for c in run.evaluation.get("clients") or [] if isinstance(c, dict)]
+    found: list[dict[str, Any]] = run.evaluation.get("clients", [])
+    return found
 
 
 def _accuracy(client: dict[str, Any], reading: str) -> float | None:
-    value = ((client.get("metrics") or {}).get(reading) or {}).get("accuracy")
-    return value if _finite(value) else None
+    value: float | None = client["metrics"][reading]["accuracy"]
+    return value
 
 
 def _accuracies(clients: Sequence[dict[str, Any]], reading: str) -> list[float]:
@@ -218,7 +206,7 @@ def _spread(clients: Sequence[dict[str, Any]], reading: str) -> str:
 def _by_trait(clients: Sequence[dict[str, Any]], trait: str) -> str:
     groups: dict[Any, list[dict[str, Any]]] = {}
     for client in clients:
-        value = (client.get("traits") or {}).get(trait)
+        value = client["traits"].get(trait)
         if value is not None:
             groups.setdefault(value, []).append(client)
     if not 1 < len(groups) <= MOST_VALUES:

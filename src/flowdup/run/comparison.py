@@ -160,9 +160,24 @@ def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
     `held_out_worst_decile` the other, both in percent; other metrics are means over clients, under
     their names and with `held_out_` before them.
     """
-    rows = [row for job in jobs if (row := _row(job))]
+    rows = [row for job in jobs if (row := _checked_row(job))]
     ComparisonFolder(out).write_results(rows)
     return rows
+
+
+def _checked_row(job: Job) -> dict[str, Any]:
+    """A run's row; CheckpointError if its evaluation was changed."""
+    try:
+        row = _row(job)
+        numbers = [row[key] for key in (*ACCURACIES, *COSTS) if row and row[key] is not None]
+        if all(type(number) in (int, float) for number in numbers):
+            return row
+    except (KeyError, TypeError, IndexError, AttributeError):
+        pass  # as a value of the wrong type
+    raise CheckpointError(
+        f"{job.run.evaluation} or {job.run.metrics} was changed: run `flowdup evaluate "
+        f"{job.run.path}`, or restore them"
+    )
 
 
 def _row(job: Job) -> dict[str, Any]:

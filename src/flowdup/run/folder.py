@@ -17,7 +17,6 @@ the checkpoint of round 0: without a checkpoint, any other file says that one wa
 
 import json
 import math
-import tomllib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,26 +162,13 @@ class RunFolder:
         write_atomic(self.report, page.encode())
 
     def read_all(self) -> RunContents:
-        """All that a report tells, whatever of it is there."""
+        """All that a report tells, whatever of it is there and can be read."""
         if not self.path.is_dir():
             raise CheckpointError(
                 f"there is no run folder {self.path}: give the folder that a training wrote"
             )
-        config = _read(self.config).decode(errors="replace")
-        try:
-            settings = tomllib.loads(config)
-        except tomllib.TOMLDecodeError as error:
-            raise CheckpointError(
-                f"{self.config} is not TOML ({error}): restore or remove it"
-            ) from error
-        return RunContents(
-            self.path.resolve().name,
-            config,
-            settings,
-            self.read_metrics(),
-            self.read_evaluation(),
-            _read(self.embedding.with_suffix(".svg")),
-        )
+        files = (self.config, self.metrics, self.evaluation, self.embedding.with_suffix(".svg"))
+        return RunContents.read(self.path.resolve().name, *map(_read, files))
 
 
 @dataclass(frozen=True)

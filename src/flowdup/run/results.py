@@ -112,7 +112,7 @@ def embed_run(
 def write_report(folder: str | Path) -> Path:
     """Write report.html into a run folder, finished or not, and return its path.
 
-    CheckpointError if the folder or a file in it cannot be read as what it should be.
+    What cannot be read is named in it; CheckpointError only if there is no such folder.
     """
     run = RunFolder(Path(folder))
     run.write_report(page(run.read_all()))

@@ -11,7 +11,7 @@ from typing import Any
 from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.host_scalars import HostScalars
-from flowdup.checkpoint import FederationSpec, load_checkpoint
+from flowdup.checkpoint import FederationSpec, check_state, load_checkpoint
 from flowdup.config import Config
 from flowdup.cost import Cost, measure
 from flowdup.data import LazyClients, Population, load_population
@@ -59,6 +59,8 @@ class Simulation:
         if spec != self.federation:
             spec.check(self.method)
             raise CheckpointError(f"{folder} belongs to another federation: choose another folder")
+
+        check_state(state, self.method, self.config.server.optimizer)
 
         def here(tensors: dict[str, Any]) -> dict[str, Any]:
             return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}

@@ -1,0 +1,198 @@
+"""What a run folder's files say, as far as they can be read: the rest is named and left out.
+
+Nothing here raises: a report is also for a run that went wrong.  What remains has known types and
+numbers that a chart can hold.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from flowdup.config import parse_toml
+from flowdup.evaluation import READINGS
+from flowdup.strict_json import shown
+
+Row = dict[str, Any]
+
+_MOST_ROUNDS = 10**12
+_LARGEST = 1e100  # of a number that is drawn
+_MOST_FIGURE = 2**26  # bytes
+_AGAIN = "run `flowdup evaluate` again"
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """What a run folder holds; anything but its name may be empty."""
+
+    name: str
+    config: str
+    settings: dict[str, Any]
+    metrics: list[Row]  # by rounds, one for each
+    evaluation: dict[str, Any]
+    embedding: bytes
+    problems: tuple[str, ...] = ()  # what could not be read, a sentence each
+
+    @classmethod
+    def read(
+        cls, name: str, config: bytes, metrics: bytes, evaluation: bytes, embedding: bytes
+    ) -> "RunContents":
+        """From the contents of config.toml, metrics.jsonl, evaluation.json and embedding.svg, empty
+        where there is no such file.
+        """
+        problems: list[str] = []
+        text = config.decode(errors="replace")
+        return cls(
+            name,
+            text,
+            _settings(text, problems),
+            _metrics(metrics, problems),
+            _evaluation(evaluation, problems),
+            _figure(embedding, problems),
+            tuple(problems),
+        )
+
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        return [(row["round"], row[key]) for row in self.metrics if is_number(row.get(key))]
+
+    def summary(self, reading: str, metric: str) -> dict[str, float]:
+        """What is known of a metric over test clients: mean, std, worst_decile, worst."""
+        found = self.evaluation.get("metrics", {}).get(reading, {}).get(metric, {})
+        return {n: v for n, v in found.items() if is_number(v)}
+
+    def setting(self, table: str, key: str) -> str:
+        inner = self.settings.get(table, {})
+        return str(inner.get(key, "") if isinstance(inner, dict) else inner)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value can be drawn."""
+    return type(value) in (int, float) and abs(value) <= _LARGEST and math.isfinite(value)
+
+
+def _json(content: bytes) -> Any:
+    """A value, NaN and infinity as None; ValueError if it is none."""
+    try:
+        return json.loads(content, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+
+
+def _settings(text: str, problems: list[str]) -> dict[str, Any]:
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        problems.append(f"config.toml is not TOML ({shown(error, 200)}): restore it")
+        return {}
+
+
+def _metrics(content: bytes, problems: list[str]) -> list[Row]:
+    rows: dict[int, Row] = {}
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    bad = []
+    for i, line in enumerate(lines):
+        row = _line(line)
+        if row is not None:
+            rows[row["round"]] = row
+        elif i < len(lines) - 1:  # a last line may be unfinished
+            bad.append(i + 1)
+    if bad:
+        some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        problems.append(f"metrics.jsonl has {len(bad)} unreadable lines ({some}): restore it")
+    return [rows[number] for number in sorted(rows)]
+
+
+def _line(line: bytes) -> Row | None:
+    try:
+        row = _json(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        return None
+    return row if 0 <= row["round"] <= _MOST_ROUNDS else None
+
+
+def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
+    """Only what is known and of the right type."""
+    if not content:
+        return {}
+    try:
+        found = _json(content)
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+    except ValueError as error:
+        problems.append(f"evaluation.json is unreadable ({shown(error, 200)}): {_AGAIN}")
+        return {}
+    cleaner = _Cleaner()
+    clean: dict[str, Any] = {
+        "metrics": {
+            reading: {name: cleaner.table(summary) for name, summary in table.items()}
+            for reading, table in cleaner.readings(found.get("metrics")).items()
+        },
+        "clients": [cleaner.client(c) for c in cleaner.list(found.get("clients"))],
+    }
+    if "method" in found:
+        clean["method"] = cleaner.text(found["method"])
+    if cleaner.number(found.get("round")) is not None:
+        clean["round"] = found["round"]
+    if cleaner.dropped:
+        problems.append(f"evaluation.json has values that make no sense, left out here: {_AGAIN}")
+    return clean
+
+
+class _Cleaner:
+    """Takes values of the right types and counts the others; None is right everywhere."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+
+    def table(self, value: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._keep(value, dict, {})
+        return found
+
+    def list(self, value: Any) -> list[Any]:
+        found: list[Any] = self._keep(value, list, [])
+        return found
+
+    def text(self, value: Any) -> str:
+        found: str = self._keep(value, str, "")
+        return found
+
+    def number(self, value: Any) -> float | None:
+        if value is None or is_number(value):
+            return value
+        self.dropped += 1
+        return None
+
+    def readings(self, value: Any) -> dict[str, dict[str, Any]]:
+        table = self.table(value)
+        return {reading: self.table(table.get(reading)) for reading in READINGS}
+
+    def client(self, value: Any) -> Row:
+        table = self.table(value)
+        traits = self.table(table.get("traits"))
+        kept = {n: v for n, v in traits.items() if isinstance(v, str) or is_number(v)}
+        self.dropped += len(traits) - len(kept)
+        accuracies = {}
+        for reading, own in self.readings(table.get("metrics")).items():
+            accuracy = self.number(own.get("accuracy"))
+            if accuracy is not None and not 0 <= accuracy <= 100:
+                self.dropped, accuracy = self.dropped + 1, None
+            accuracies[reading] = {"accuracy": accuracy}
+        return {"name": self.text(table.get("name")), "traits": kept, "metrics": accuracies}
+
+    def _keep(self, value: Any, kind: type[Any], empty: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        self.dropped += value is not None
+        return empty
+
+
+def _figure(content: bytes, problems: list[str]) -> bytes:
+    if not content:
+        return b""
+    whole = b"<svg" in content[:4096] and content.rstrip().endswith(b"</svg>")
+    if whole and len(content) <= _MOST_FIGURE:
+        return content
+    problems.append("embedding.svg is not a whole figure: run `flowdup embed` again")
+    return b""

@@ -1,0 +1,110 @@
+"""Reading safetensors files that anybody may have written: described first, allocated after.
+
+`open_tensors` reads a file's own table of names, types and shapes, which must account for every
+byte of it.  The caller compares the table with what it expects and only then reads the values.
+Every fault is a ValueError whose text completes "the file is damaged: ...".
+"""
+
+import io
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from flowdup.memory import memory_limit
+from flowdup.strict_json import get_counts, get_text, read_object, shown
+
+FLOATS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes of a number
+_SIZES = FLOATS | {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
+_MOST_HEADER = 2**24  # bytes: 100,000 tensors
+
+
+class TensorInfo(NamedTuple):
+    dtype: str  # as safetensors calls it
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    file: io.BufferedReader
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    size: int  # of the file, in bytes
+
+    @property
+    def numbers(self) -> int:
+        return sum(math.prod(info.shape) for info in self.tensors.values())
+
+    def read(self) -> bytes:
+        """The whole file."""
+        if self.size > memory_limit() // 4:
+            raise ValueError(f"its {self.size:,} bytes do not fit in memory")
+        self.file.seek(0)
+        content = self.file.read(self.size + 1)
+        if len(content) != self.size:
+            raise ValueError("it changed while it was read")
+        return content
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[StoredTensors]:
+    """A file with its table checked; OSError if it cannot be opened."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe does not wait
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("it is no ordinary file")
+        length = int.from_bytes(file.read(8), "little")
+        if state.st_size < 8 or length > min(state.st_size - 8, _MOST_HEADER):
+            raise ValueError("its table of tensors is cut off")
+        table = read_object(file.read(length))
+        metadata = table.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise ValueError("its metadata are no texts")
+        tensors = _described(table, state.st_size - 8 - length)
+        yield StoredTensors(file, tensors, metadata, state.st_size)
+
+
+def load_tensors(content: bytes) -> dict[str, Tensor]:
+    """The values of a file whose table was checked."""
+    try:
+        found: dict[str, Tensor] = load(content)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    return found
+
+
+def all_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether no number is NaN or infinite, in float32 either."""
+    return all(bool(torch.isfinite(t.float()).all()) for t in tensors.values())
+
+
+def _described(table: Mapping[str, object], data: int) -> dict[str, TensorInfo]:
+    found, places = {}, []
+    for name, entry in table.items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"tensor '{shown(name)}' is not described")
+        dtype, shape = get_text(entry, "dtype"), get_counts(entry, "shape")
+        if dtype not in _SIZES:
+            raise ValueError(f"tensor '{shown(name)}' has the type {shown(dtype)}")
+        offsets = get_counts(entry, "data_offsets")
+        if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _SIZES[dtype]:
+            raise ValueError(f"tensor '{shown(name)}' has not the size that its shape says")
+        found[name] = TensorInfo(dtype, shape)
+        places.append(offsets)
+    end = 0
+    for first, last in sorted(places):
+        if first != end:
+            raise ValueError("its tensors overlap or leave gaps")
+        end = last
+    if end != data:
+        raise ValueError("it is not as long as its table says")
+    return found

@@ -1,0 +1,94 @@
+"""JSON from files that anybody may have written: one meaning, bounded, of known types.
+
+Standard JSON only: no NaN, no duplicate keys, no nesting without end.  Every fault is a ValueError
+whose text completes "the file is damaged: ...".
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+Object = Mapping[str, Any]
+
+
+def read_json(content: bytes | str) -> Any:
+    try:
+        return json.loads(content, object_pairs_hook=_object, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+
+
+def read_object(content: bytes | str) -> dict[str, Any]:
+    found = read_json(content)
+    if not isinstance(found, dict):
+        raise ValueError("it is not a JSON object")
+    return found
+
+
+def get_text(table: Object, key: str) -> str:
+    return str(_get(table, key, str, "a text"))
+
+
+def get_object(table: Object, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = _get(table, key, dict, "an object")
+    return found
+
+
+def get_count(table: Object, key: str) -> int:
+    """A whole number from 0 to 2^63 - 1."""
+    return as_count(_get(table, key, int, "a whole number"), key)
+
+
+def get_integer(table: Object, key: str) -> int:
+    """A whole number of 64 bits, with a sign."""
+    found = int(_get(table, key, int, "a whole number"))
+    as_count(abs(found), key)
+    return found
+
+
+def get_counts(table: Object, key: str) -> tuple[int, ...]:
+    return tuple(as_count(item, key) for item in _get(table, key, list, "a list"))
+
+
+def get_numbers(table: Object, key: str) -> tuple[float, ...]:
+    """Finite ones; a whole number stays one."""
+    found = _get(table, key, list, "a list")
+    for item in found:
+        if type(item) not in (int, float) or abs(item) > 1e300 or not math.isfinite(item):
+            raise ValueError(f"'{key}' holds {shown(item)} instead of a finite number")
+    return tuple(found)
+
+
+def as_count(value: Any, key: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"'{shown(key)}' has {shown(value)} instead of a whole number from 0 on")
+    return value
+
+
+def shown(value: object, most: int = 60) -> str:
+    """A value for a sentence, however long or deep it is; a text or an error without quotes."""
+    try:
+        text = str(value) if isinstance(value, str | Exception) else repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, endless nesting
+        text = "something enormous"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _get(table: Object, key: str, kind: type[Any], what: str) -> Any:
+    if key not in table:
+        raise ValueError(f"it has no '{key}'")
+    if type(table[key]) is not kind:  # a bool is an int
+        raise ValueError(f"'{key}' is {shown(table[key])} instead of {what}")
+    return table[key]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("it has a key twice")
+    return table
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"it has the number {name}, which is not JSON")
