@@ -63,7 +63,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate:tests/fuzz $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran
@@ -72,7 +72,7 @@ coverage: $(INSTALLED)  ## all tests, and which lines they ran
 	@$(VENV)/bin/coverage report --include '$(GPU_ONLY)' | sed -n 's/^TOTAL/\nFiles that only a GPU runs:/p'
 
 fuzz: $(INSTALLED)  ## 10,000 changed files and settings, written to benchmarks/results/fuzz.json
-	$(VENV)/bin/python tests/fuzz --out benchmarks/results/fuzz.json $(FUZZ_ARGS)
+	PYTHONPATH=src:tests $(VENV)/bin/python -m fuzz --out benchmarks/results/fuzz.json $(FUZZ_ARGS)
 
 tables:  ## write the tables of README.md and docs/ from results/ and benchmarks/results/
 	$(PYTHON) docs/tables

@@ -101,17 +101,20 @@ def drawn() -> list[torch.Tensor]:
         nn.init.sparse_(like.clone(), 0.5),
         *(torch.rand(8), torch.randn(size=(8,)), torch.randint(99, (8,)), torch.randperm(20)),
         *(torch.rand_like(like), torch.randn_like(like, dtype=torch.float64)),
-        *(torch.randint_like(like, 99), torch.normal(0.0, 1.0, (8,)), torch.normal(like, 1.0)),
+        *(torch.randint_like(like, 99), torch.randint_like(like, 5, high=99)),
+        *(torch.rand_like(input=like), torch.normal(0.0, 1.0, (8,)), torch.normal(like, 1.0)),
         *(torch.bernoulli(like), like.bernoulli(), torch.multinomial(like[0].repeat(9), 20)),
         torch.poisson(like * 100),
     ]
 
 
 def test_isolated_random_numbers_follow_their_seed_and_no_global_state() -> None:
-    before, found = torch.get_rng_state(), []
+    before, found, ones = torch.get_rng_state(), [], torch.ones(2, 3, 4)
     for seed in (0, 0, 1):
         with IsolatedRandom(seed):
             found.append(drawn())
+            for dropout in (nn.Dropout(0.5), nn.Dropout1d(0.5), nn.AlphaDropout(0.5), nn.RReLU()):
+                assert torch.equal(dropout(ones), ones)  # a definition tries what it has made
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
     assert not any(torch.equal(a, c) for a, c in zip(found[0], found[2], strict=True))

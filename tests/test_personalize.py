@@ -54,6 +54,16 @@ def test_a_model_moves_between_precisions_and_processes(run: Path) -> None:
     assert (pickle.loads(pickle.dumps(model))(x) == model(x)).all()
 
 
+def test_a_model_in_half_precision_is_saved_and_loaded(run: Path, tmp_path: Path) -> None:
+    """The sum of its weights is beyond what its type holds."""
+    model = flowdup.load(run).personalize(client(30, 7).x).half()
+    for parameter in model.parameters():
+        parameter.fill_(6e4)
+    model.save(tmp_path / "half.safetensors")
+    loaded = flowdup.load_model(tmp_path / "half.safetensors")
+    assert all((p == 6e4).all() for p in loaded.parameters())
+
+
 def test_a_model_is_the_networks_at_theta_0_plus_p_v(run: Path) -> None:
     federation, x = flowdup.load(run), client(30, 7).x
     weights = federation.method.personalize(federation.psi, x, torch.ones(7))

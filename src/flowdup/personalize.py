@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import FederationSpec, checkpoint_in, load_checkpoint, read_spec
@@ -62,7 +61,7 @@ class PersonalModel(nn.Module):
     def save(self, path: str | Path) -> None:
         """One safetensors file that says what it is; `load_model` opens it."""
         weights = {n: p.detach().cpu().contiguous() for n, p in self.module.named_parameters()}
-        if not _is_finite(weights):
+        if not all_finite(weights):
             raise FlowdupError(f"the model has NaN or infinite weights and is not saved to {path}")
         about = json.dumps({"model": self.name, "inputs": asdict(self.inputs)}, sort_keys=True)
         metadata = {"flowdup": about, "sha256": _digest(about, weights)}
@@ -110,7 +109,7 @@ class Federation:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
         x = self._read(x)
         weights = self.method.personalize(self.psi, x, _present(x))
-        if not _is_finite(weights):
+        if not all_finite(weights):
             raise _too_large("a model")
         return PersonalModel(self.spec.model, self.spec.inputs, weights)
 
@@ -201,10 +200,6 @@ def _build_method(spec: FederationSpec, device: torch.device) -> Method:
 
 def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
-
-
-def _is_finite(weights: Weights) -> bool:
-    return math.isfinite(get_total_norm([*weights.values()], norm_type=1.0))
 
 
 def _answers(logits: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ def load_tensors(content: bytes) -> dict[str, Tensor]:
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     """Whether no number is NaN or infinite, in float32 either."""
-    return all(bool(torch.isfinite(t.float()).all()) for t in tensors.values())
+    found = [torch.isfinite(t.float()).all() for t in tensors.values()]
+    return bool(torch.stack(found).all()) if found else True  # on a GPU it is waited for once
 
 
 def _described(table: Mapping[str, object], data: int) -> dict[str, TensorInfo]:

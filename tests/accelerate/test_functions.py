@@ -46,7 +46,9 @@ def test_functions_that_are_gone_leave_no_text_behind() -> None:
 
     def texts() -> int:
         kept = sum("eval_with_key" in name for name in linecache.cache)
-        return kept + len(torch_private.look_up("_loader").eval_cache)
+        loader = torch_private.look_up("_loader")
+        assert loader is not None
+        return kept + len(loader.eval_cache)
 
     before = texts()
     fast_function(lambda x: (x + 1).sin(), torch.ones(3))

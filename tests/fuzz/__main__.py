@@ -1,4 +1,4 @@
-"""Fuzzing: `python tests/fuzz`, 10,000 changed files of every kind and settings of every name.
+"""Fuzzing: `make fuzz`, 10,000 changed files of every kind and settings of every name.
 
 Each case runs in a worker with a limit on memory and 5 seconds.  Right is what flowdup accepts, or
 refuses with an error of its own; wrong is a foreign error, a hang, a worker that dies.  The same
@@ -18,23 +18,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
+import torch
 
-import torch  # noqa: E402
-from cases import KINDS, Bench  # noqa: E402
-from corpus import make_corpus  # noqa: E402
-from workers import MEMORY, SECONDS, Worker, run_case  # noqa: E402
-
-from flowdup.files import write_atomic  # noqa: E402
-from flowdup.provenance import provenance  # noqa: E402
+from flowdup.files import write_atomic
+from flowdup.provenance import provenance
+from fuzz.cases import KINDS, PLANTED, Bench
+from fuzz.corpus import make_corpus
+from fuzz.workers import MEMORY, Worker, run_case
 
 
-def fuzz(seed: int, cases: list[tuple[str, int]], source: Path, workers: int) -> list[Any]:
+def fuzz(
+    seed: int, cases: list[tuple[str, int]], source: Path, workers: int, seconds: float
+) -> list[Any]:
     waiting, done, lock = iter(cases), [], threading.Lock()
 
     def serve() -> None:
-        worker = Worker(seed, source)
+        worker = Worker(seed, source, seconds)
         while True:
             with lock:
                 case = next(waiting, None)
@@ -56,23 +55,21 @@ def fuzz(seed: int, cases: list[tuple[str, int]], source: Path, workers: int) ->
     return done
 
 
-def summary(done: list[Any], seed: int, seconds: float, workers: int) -> dict[str, Any]:
+def summary(done: list[Any], seed: int, seconds: float, limit: float) -> dict[str, Any]:
     kinds = {}
-    for kind in KINDS:
+    for kind in sorted({found["kind"] for found in done}):
         mine = [found for found in done if found["kind"] == kind]
-        if mine:
-            counts = Counter(found["answer"] for found in mine)
-            slowest = max(found["seconds"] for found in mine)
-            answers = {a: counts[a] for a in ("refused", "accepted", "failed")}
-            kinds[kind] = {"cases": len(mine)} | answers | {"slowest_seconds": round(slowest, 2)}
+        counts = Counter(found["answer"] for found in mine)
+        slowest = max(found["seconds"] for found in mine)
+        answers = {a: counts[a] for a in ("refused", "accepted", "failed")}
+        kinds[kind] = {"cases": len(mine)} | answers | {"slowest_seconds": round(slowest, 2)}
     failures = sorted((f for f in done if f["answer"] == "failed"), key=lambda f: f["kind"])
     return {
         "cases": len(done),
         "failures": len(failures),
         "seed": seed,
         "seconds": round(seconds, 1),
-        "workers": workers,
-        "limits": {"seconds": SECONDS, "memory_bytes": MEMORY},
+        "limits": {"seconds": limit, "memory_bytes": MEMORY},
         "slowest_seconds": round(max(found["seconds"] for found in done), 2),
         "peak_bytes": max(found["peak"] for found in done),
         "kinds": kinds,
@@ -81,10 +78,11 @@ def summary(done: list[Any], seed: int, seconds: float, workers: int) -> dict[st
     }
 
 
-def chosen(count: int, only: str) -> list[tuple[str, int]]:
+def chosen(count: int, only: str, planted: bool) -> list[tuple[str, int]]:
     """So many cases, shared among the kinds, in an order that mixes them."""
-    whole = sum(share for _, share in KINDS.values())
-    sizes = {kind: max(1, count * share // whole) for kind, (_, share) in KINDS.items()}
+    kinds = PLANTED if planted else KINDS
+    whole = sum(share for _, share in kinds.values())
+    sizes = {kind: max(1, count * share // whole) for kind, (_, share) in kinds.items()}
     cases = [(kind, i) for kind, size in sizes.items() if only in kind for i in range(size)]
     Random(0).shuffle(cases)
     return cases
@@ -97,6 +95,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
     parser.add_argument("--only", default="", help="kinds whose names have this in them")
     parser.add_argument("--case", type=int, help="repeat this one, here, with its traceback")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that a case may take")
+    parser.add_argument("--planted", action="store_true", help="failures, to see them reported")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -109,9 +109,9 @@ def main() -> None:
             print(json.dumps(run_case(arguments.seed, kind, arguments.case, bench), indent=2))
             return
         start = time.monotonic()
-        cases = chosen(arguments.cases, arguments.only)
-        done = fuzz(arguments.seed, cases, source, arguments.workers)
-        found = summary(done, arguments.seed, time.monotonic() - start, arguments.workers)
+        cases = chosen(arguments.cases, arguments.only, arguments.planted)
+        done = fuzz(arguments.seed, cases, source, arguments.workers, arguments.seconds)
+        found = summary(done, arguments.seed, time.monotonic() - start, arguments.seconds)
     finally:
         shutil.rmtree(source, ignore_errors=True)
     for kind, row in found["kinds"].items():

@@ -6,7 +6,9 @@ FlowdupError where flowdup refuses.  Anything else that it raises is a failure o
 
 import io
 import json
+import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable
 from importlib.resources import files
@@ -14,22 +16,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import corpus
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from crafted import seal, table_of, with_table, write_model, write_tensors
-from mutations import (
-    change_bytes,
-    change_text,
-    change_tree,
-    json_text,
-    like,
-    odd,
-    to_toml,
-    toml_value,
-)
 from safetensors.torch import load_file, save
 from small import client, population
 
@@ -41,6 +32,17 @@ from flowdup.random import Stream
 from flowdup.run import RunFolder, Simulation, write_report
 from flowdup.run.comparison import read_comparison
 from flowdup.settings import plain, setting_paths
+from fuzz import corpus
+from fuzz.mutations import (
+    change_bytes,
+    change_text,
+    change_tree,
+    json_text,
+    like,
+    odd,
+    to_toml,
+    toml_value,
+)
 
 SENT = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
 
@@ -397,4 +399,23 @@ KINDS: dict[str, tuple[Case, int]] = {  # with how many of 10,000 cases
     "report (metrics, evaluation, figure, config)": (report, 500),
     "resumed run (clients, config, metrics)": (resume, 200),
     "python interface": (interface, 300),
+}
+
+
+def _foreign_error(random: Random, bench: Bench) -> None:
+    raise ZeroDivisionError
+
+
+def _hang(random: Random, bench: Bench) -> None:
+    time.sleep(60)
+
+
+def _death(random: Random, bench: Bench) -> None:
+    os._exit(3)
+
+
+PLANTED: dict[str, tuple[Case, int]] = {  # what the fuzzer must report
+    "a foreign error": (_foreign_error, 1),
+    "a hang": (_hang, 1),
+    "a death": (_death, 1),
 }

@@ -14,13 +14,12 @@ from random import Random
 from typing import Any
 
 import torch
-from cases import KINDS, Bench
 
 from flowdup import evaluate_run
 from flowdup.errors import FlowdupError
+from fuzz.cases import KINDS, PLANTED, Bench
 
-MEMORY = 3 * 2**30  # bytes of data that a worker may have
-SECONDS = 5.0
+MEMORY = 3 * 2**30  # bytes of data that a worker may have, which flowdup reads as its machine's
 LONGEST = 2000  # letters of a sentence
 
 
@@ -31,7 +30,7 @@ def run_case(seed: int, kind: str, number: int, bench: Bench) -> dict[str, Any]:
     answer, why = "accepted", ""
     try:
         with warnings.catch_warnings(action="ignore"):
-            KINDS[kind][0](random, bench)
+            (KINDS | PLANTED)[kind][0](random, bench)
     except FlowdupError as error:
         answer, sentence = "refused", str(error)
         if len(sentence) > LONGEST or not sentence.strip():
@@ -61,8 +60,8 @@ def work(seed: int, source: Path, pipe: Connection) -> None:
 class Worker:
     """A process that runs cases, replaced by another one when it hangs or dies."""
 
-    def __init__(self, seed: int, source: Path) -> None:
-        self.seed, self.source = seed, source
+    def __init__(self, seed: int, source: Path, seconds: float) -> None:
+        self.seed, self.source, self.seconds = seed, source, seconds
         self.start()
 
     def start(self) -> None:
@@ -76,11 +75,11 @@ class Worker:
     def run(self, kind: str, number: int) -> dict[str, Any]:
         self.pipe.send((kind, number))
         start = time.monotonic()
-        why = f"it took longer than {SECONDS} s"
+        why = f"it took longer than {self.seconds} s"
         try:
-            if self.pipe.poll(SECONDS + 1):  # the worker's own clock decides
+            if self.pipe.poll(self.seconds + 1):  # the worker's own clock decides
                 found: dict[str, Any] = self.pipe.recv()
-                if found["seconds"] > SECONDS:
+                if found["seconds"] > self.seconds:
                     found |= {"answer": "failed", "why": why}
                 return found
         except EOFError:

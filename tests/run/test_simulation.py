@@ -17,6 +17,8 @@ import flowdup
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
 from flowdup.errors import TrainingError
+from flowdup.methods import Params, register_method
+from flowdup.methods.fedavg import FedAvg
 from flowdup.run import RunFolder, Simulation, embed_run, evaluate_run
 
 
@@ -58,7 +60,8 @@ def test_the_first_round_that_diverges_is_named_and_nothing_of_it_is_kept(
     with pytest.raises(TrainingError, match=f"diverged in round {first}, {what} is not finite"):
         list(flowdup.train_run(made, tmp_path, population=population()))
     folder = RunFolder(tmp_path)
-    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    lines = folder.metrics.read_text().splitlines()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert [row["round"] for row in rows] == list(range(1, first))
     if first > 1:
         _, state = load_checkpoint(folder.checkpoint)
@@ -119,3 +122,23 @@ def test_simulations_and_loads_in_eight_threads_begin_where_one_begins(tmp_path:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(again, range(48)))
+
+
+class Hopeful(FedAvg):
+    """Broadcasts the lowest loss so far, infinite before the first round."""
+
+    broadcast = ("lowest",)
+
+    def server_state(self) -> Params:
+        return {"lowest": torch.tensor(torch.inf)}
+
+    def update_server_state(self, state: Params, loss: torch.Tensor) -> Params:
+        return {"lowest": torch.minimum(state["lowest"], loss)}
+
+
+def test_what_a_method_does_not_know_yet_is_no_divergence(tmp_path: Path) -> None:
+    register_method("hopeful", Hopeful)
+    made = config(method={"name": "hopeful"})
+    rows = list(flowdup.train_run(made, tmp_path, population=population()))
+    lowest = [min(row["loss"] for row in rows[:n]) for n in (1, 2)]
+    assert [row["lowest"] for row in rows] == [None, *lowest]

@@ -205,7 +205,7 @@ def _read_archive(source: ImageSet, path: Path) -> list[bytes]:
             for member in archive:
                 name = Path(member.name).name
                 if name in sizes and member.isreg() and (file := archive.extractfile(member)):
-                    found[name] = file.read(sizes[name] + 1)
+                    found[name] = file.read()
     except _DAMAGE as error:
         raise _corrupt(source, path, str(error)) from error
     return [_checked(source, part, found.get(part.name, b""), path) for part in source.parts]

@@ -127,13 +127,15 @@ def _magnitudes(state: ServerState) -> Params:
 
 
 def _metrics(result: Round, numbers: dict[str, float]) -> Metrics:
-    if diverged := [name for name, number in numbers.items() if not math.isfinite(number)]:
+    finite = {n: number if math.isfinite(number) else None for n, number in numbers.items()}
+    diverged = [n for n, number in finite.items() if number is None and n not in result.broadcast]
+    if diverged:
         raise TrainingError(
             f"training diverged in round {result.state.round}, {diverged[0]} is not finite: lower "
             "client.optimizer.lr or server.optimizer.lr"
         )
     return {
         "round": result.state.round,
-        **{name: numbers[name] for name in _numbers(result)},
+        **{name: finite[name] for name in _numbers(result)},
         "padding": round(result.padding, 4),
     }
