@@ -59,7 +59,7 @@ PIECES = {
         ("tracing_mode", "_allow_non_fake_inputs"),
     ),
     "_loader": Piece(
-        "torch.fx.graph_module", "_loader", "about 40 kB of memory are lost with every trace"
+        "torch.fx.graph_module", "_loader", "the text of every trace stays in memory"
     ),
     "fx_graph_cse": Piece(
         "torch._functorch.compile_utils",
