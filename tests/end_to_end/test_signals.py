@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from flowdup import load_config, train_run
@@ -173,13 +174,16 @@ def compare(
     return process, found, runs
 
 
-def test_a_signal_ends_a_comparison_with_every_run_saved(tmp_path: Path) -> None:
-    """As a terminal sends it, to all processes."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_comparison_with_every_run_saved(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """As a terminal, systemd and Slurm send it: to all processes, in whatever order."""
     process, pids, runs = compare(tmp_path)
     for pid in (*pids, process.pid):
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, number)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in told
+    assert process.returncode == 128 + number and "Traceback" not in told, told
     again = shlex.split(told.strip().splitlines()[-1])
     assert again[2:5] == ["flowdup", "compare", str(tmp_path / "study.toml")]
     assert all(saved_round(run) == lines(run) >= 2 for run in runs)

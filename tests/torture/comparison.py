@@ -34,7 +34,7 @@ def comparison(home: Path) -> Result:
     study.write_text(STUDY)
     jobs = read_comparison(str(study), out)
     found: list[str] = []
-    cases = [(number, who) for number in SIGNALS for who in (None, 0, 1)]
+    cases = [(number, who) for number in SIGNALS for who in (*range(2), "parent", "all")]
     for number, who in cases:
         found += [f"{number.name} to {who}: {text}" for text in _signalled(study, out, number, who)]
     last = _start(study, out)
@@ -69,8 +69,8 @@ def _start(study: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
-def _signalled(study: Path, out: Path, number: signal.Signals, who: int | None) -> list[str]:
-    """A signal to the parent (None) or to a worker, once both runs have gone on for some rounds."""
+def _signalled(study: Path, out: Path, number: signal.Signals, who: int | str) -> list[str]:
+    """A signal to "parent", "all" or one worker, once both runs have gone on for some rounds."""
     runs = [out / name / "seed-0" / "metrics.jsonl" for name in ("one", "two")]
     before = [_lines(run) for run in runs]
     process = _start(study, out)
@@ -78,9 +78,11 @@ def _signalled(study: Path, out: Path, number: signal.Signals, who: int | None) 
         process.kill()
         return [f"no round in a minute: {process.communicate()[1]}"]
     workers = _workers(process.pid)
-    os.kill(process.pid if who is None else workers[who], number)
-    expected = PARENT_CODES[number] if who is None else 1
-    if who is not None and number == signal.SIGINT:  # a worker leaves it to its parent
+    targets = {"parent": [process.pid], "all": [*workers, process.pid]}
+    for pid in [workers[who]] if isinstance(who, int) else targets[who]:
+        os.kill(pid, number)
+    expected = 1 if isinstance(who, int) else PARENT_CODES[number]
+    if isinstance(who, int) and number == signal.SIGINT:  # a worker leaves it to its parent
         time.sleep(0.5)
         if process.poll() is not None:
             return ["it ended"]

@@ -86,9 +86,10 @@ def run_jobs(
     """
     waiting, stopping = deque(jobs), False
     error: Exception | None = None
+    stopped: Exception | None = None
     with _started(work, min(workers, len(jobs)), modules) as pool:
         while waiting or any(worker.job for worker in pool):
-            if not stopping and (error or (stop is not None and stop())):
+            if not stopping and (error or stopped or (stop is not None and stop())):
                 stopping = True
                 waiting.clear()
                 for worker in pool:
@@ -102,9 +103,11 @@ def run_jobs(
                     yield job
                 elif isinstance(outcome, Exception):
                     error = error or outcome
-                elif not stopping:
-                    error = error or WorkerError(f"{job.title} was stopped: start again to go on")
-    if error:
+                elif not stopping:  # a signal reached it, perhaps before this process
+                    stopped = stopped or WorkerError(
+                        f"{job.title} was stopped: start again to go on"
+                    )
+    if error := error or (None if stop is not None and stop() else stopped):
         raise error
 
 
