@@ -71,7 +71,7 @@ def train(
     settings = settings or []
     config = load_config(preset, settings) if preset else stored_config(folder, settings)
     metrics, last = dict[str, Any](), config.server.rounds
-    with Interruption(say=is_main_process()) as stop:
+    with Interruption(verbose=is_main_process()) as stop:
         rounds = train_run(config, out, resume, stop=stop)
         if as_json:
             for metrics in rounds:

@@ -120,13 +120,16 @@ def test_a_signal_ends_a_run_after_its_round_saved_and_to_be_resumed(tmp_path: P
     assert tensors(whole) == tensors(out)
 
 
-def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_a_signal_ends_a_run_at_once(
+    tmp_path: Path, first: signal.Signals
+) -> None:
     """A round takes a long time here."""
     out = tmp_path / "run"
     process = start("train", "digits", *SETTINGS, *SLOW, "--out", out)
     until((out / "metrics.jsonl").exists)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(first)
     assert process.stderr is not None
     while "finishing the round in hand" not in process.stderr.readline():
         assert process.poll() is None
@@ -134,7 +137,10 @@ def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    try:
+        _, told = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "Traceback" not in told
     assert saved_round(out) == 0
 
