@@ -160,6 +160,46 @@ def test_a_signal_ends_all_processes_of_torchrun_after_one_round(tmp_path: Path)
     assert not any(alive(pid) for pid in ranks.values())
 
 
+SIGNALLED = """
+import os, signal
+real = signal.signal
+def receive_and_send(number, handler):  # the earliest signal that does not end the process at once
+    before = real(number, handler)
+    if number == signal.SIGTERM and callable(handler) and os.environ.get("RANK", "1") == "1":
+        signal.signal = real
+        signal.raise_signal(number)
+    return before
+signal.signal = receive_and_send
+"""
+
+
+def test_a_signal_to_one_process_of_torchrun_before_the_first_round_ends_all_as_stopped(
+    tmp_path: Path,
+) -> None:
+    """The one that writes has neither a signal nor metrics then."""
+    out, module = tmp_path / "run", tmp_path / "signalled.py"
+    module.write_text(SIGNALLED)
+    words = ["train", "digits", *SETTINGS, "--set=server.rounds=5", "--out", out]
+    process = start("--import", module, *words, processes=2)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "stopped by SIGTERM and saved; to go on:" in told, told
+    assert saved_round(out) == lines(out) == 0
+
+
+def test_a_signal_while_a_finished_run_is_resumed_ends_it_as_finished(tmp_path: Path) -> None:
+    """There is nothing to go on with."""
+    out, module = tmp_path / "run", tmp_path / "signalled.py"
+    module.write_text(SIGNALLED)
+    words = ["train", "digits", *SETTINGS, "--set=server.rounds=1", "--out", out]
+    for more, received in (([], False), (["--resume"], True)):
+        process = start(*(["--import", module] if received else []), *words, *more)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 0 and "to go on" not in told, told
+        assert ("finishing the round in hand" in told) == received
+    assert saved_round(out) == lines(out) == 1
+
+
 def rank(pid: int) -> str:
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     found = (v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANK="))
