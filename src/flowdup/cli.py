@@ -30,9 +30,10 @@ from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.registry import import_modules
 from flowdup.run import ComparisonFolder, RunFolder, embed_run, evaluate_run, train_run
-from flowdup.run.comparison import choose, collect, read_comparison, run_comparison, summarize
+from flowdup.run.comparison import choose, collect, read_comparison, summarize
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import stored_config
+from flowdup.run.workers import run_comparison
 from flowdup.settings import plain
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
