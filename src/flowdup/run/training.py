@@ -12,7 +12,7 @@ from flowdup.engines.distributed import any_process, is_main_process, wait_for_a
 from flowdup.errors import ConfigError
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
-from flowdup.run.origin import check_clients, check_settings, origin_of, with_whole_path
+from flowdup.run.origin import check_clients, check_settings, origin_of, with_absolute_data_path
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
 from flowdup.server import ServerState, check_roster
@@ -33,7 +33,8 @@ def train_run(
     training ends.  Of several processes (torchrun) one writes and yields; one that is to stop stops
     all.  The generator returns, in every process, whether training was stopped with rounds left.
     """
-    folder, config, writes = RunFolder(Path(out)), with_whole_path(config), is_main_process()
+    folder, writes = RunFolder(Path(out)), is_main_process()
+    config = with_absolute_data_path(config)
     with ExitStack() as held:
         exists = folder.path.exists()
         if writes and exists:
