@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from processes import alive, children, lines, study, tensors, until, workers
 
 from flowdup import load_config, train_run
 
@@ -27,15 +26,6 @@ SETTINGS = [
     "--set=run.checkpoint_every=1000000",
 ]
 SLOW = ["--set=client.epochs=100000", "--set=engine.name=sequential"]
-STUDY = (
-    'model = "mlp"\n'
-    "data = {points = 20, overlap = true, train_clients = 20, test_clients = 2}\n"
-    "server = {rounds = 1000000, cohort = 3}\n"
-    "run = {checkpoint_every = 1000000, evaluate_every = 1000000}\n"
-    "[compare]\nseeds = [0]\n"
-    '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
-    '[compare.variants.two]\nmethod = {name = "fedprox"}\n'
-)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 
 
@@ -51,47 +41,9 @@ def start(*words: str | Path, processes: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def lines(run: Path) -> int:
-    metrics = run / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
 def saved_round(run: Path) -> int:
     found: int = json.loads((run / "checkpoint" / "checkpoint.json").read_text())["round"]
     return found
-
-
-def tensors(run: Path) -> dict[str, bytes]:
-    (path,) = (run / "checkpoint").glob("*.safetensors")
-    return {name: t.numpy().tobytes() for name, t in load_file(path).items()}
-
-
-def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
-
-
-def workers(parent: int) -> list[int]:
-    """Without the helper that Python starts to track what they share."""
-    return [
-        pid
-        for pid in children(parent)
-        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_signal_ends_a_run_after_its_round_saved_and_to_be_resumed(tmp_path: Path) -> None:
@@ -210,7 +162,7 @@ def compare(
     folder: Path, *more: str, rounds: int = 2
 ) -> tuple[subprocess.Popen[str], list[int], list[Path]]:
     """One whose two workers have trained some rounds."""
-    (folder / "study.toml").write_text(STUDY)
+    (folder / "study.toml").write_text(study(rounds=1_000_000, checkpoint_every=1_000_000))
     words = [folder / "study.toml", "--out", folder / "out", "--jobs=2", "--json", *more]
     process = start("compare", *words)
     runs = [folder / "out" / name / "seed-0" for name in ("one", "two")]
