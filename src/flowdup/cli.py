@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -29,8 +30,10 @@ from flowdup.personalize import load, load_model
 from flowdup.progress import Downloads, Jobs, Rounds
 from flowdup.registry import import_modules
 from flowdup.run import ComparisonFolder, RunFolder, embed_run, evaluate_run, train_run
-from flowdup.run.comparison import choose, collect, read_comparison, run_comparison, summarize
+from flowdup.run.comparison import choose, collect, read_comparison, summarize
+from flowdup.run.folder import Metrics
 from flowdup.run.origin import stored_config
+from flowdup.run.workers import run_comparison
 from flowdup.settings import plain
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -70,17 +73,14 @@ def train(
     folder = RunFolder(out)
     settings = settings or []
     config = load_config(preset, settings) if preset else stored_config(folder, settings)
-    metrics, last = dict[str, Any](), config.server.rounds
-    with Interruption(say=is_main_process()) as stop:
+    with Interruption(verbose=is_main_process()) as stop:
         rounds = train_run(config, out, resume, stop=stop)
         if as_json:
-            for metrics in rounds:
-                print(json.dumps(metrics), flush=True)
+            stopped = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
         else:
-            with Rounds(console, last) as progress:
-                for metrics in rounds:
-                    progress.show(metrics)
-        if metrics.get("round", 0 if stop.signal else last) < last:
+            with Rounds(console, config.server.rounds) as progress:
+                stopped = _show_all(rounds, progress.show)
+        if stopped:
             stop.end_program("--resume")
     if not as_json:
         console.print(f"run folder {out}, report {folder.report}")
@@ -257,6 +257,16 @@ def data_verify(name: str, as_json: Json = False) -> None:
     """Check every byte of a set."""
     path = named(name).verify(data_folder())
     _say(as_json, {"path": str(path)}, f"{path} is checked and right")
+
+
+def _show_all(rounds: Generator[Metrics, None, bool], show: Callable[[Metrics], None]) -> bool:
+    """Show every round's metrics as it is done; whether training was stopped with rounds left."""
+    while True:
+        try:
+            metrics = next(rounds)
+        except StopIteration as end:
+            return bool(end.value)
+        show(metrics)
 
 
 def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:

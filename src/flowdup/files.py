@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import BinaryIO
@@ -18,13 +19,15 @@ except ImportError:  # Windows
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace a file by new content, durably; on any failure the old file stays as it was.
 
-    The content is first in a file `.NAME.RANDOM.tmp` beside it, locked while it is written.
+    The content is first in a file `.NAME.RANDOM.tmp` beside it, locked while it is written; those
+    that killed writers of this path left are deleted.
     """
     if not path.name:
         raise FlowdupError(f"'{path}' is a folder: give a file name")
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_own_temporaries(path)
         file, temporary = _open_temporary(path)
         with file:
             file.write(content)
@@ -55,9 +58,21 @@ def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
 def remove_stale_temporaries(folder: Path) -> None:
     """Delete what killed writers left: temporary files that nobody holds locked."""
     for path in folder.glob(".*.tmp"):
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # it may be gone by now
-            if try_lock(file.fileno()):
-                path.unlink()
+        _remove_unlocked(path)
+
+
+def _remove_own_temporaries(path: Path) -> None:
+    """The same for one path alone: its folder may be anybody's."""
+    temporary = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+    with contextlib.suppress(OSError):  # a folder may be writable and not readable
+        for name in filter(temporary.fullmatch, os.listdir(path.parent)):
+            _remove_unlocked(path.with_name(name))
+
+
+def _remove_unlocked(path: Path) -> None:
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # it may be gone by now
+        if try_lock(file.fileno()):
+            path.unlink()
 
 
 def try_lock(descriptor: int) -> bool:

@@ -7,20 +7,21 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-_POLITE = "\nfinishing the round in hand and saving it; press Ctrl-C again to stop at once\n"
+_STOPPING = "\nfinishing the round in hand and saving it; press Ctrl-C again to stop at once\n"
 
 
 class Interruption:
     """Whether the process was asked to stop: `stop()` is true after SIGINT or SIGTERM.
 
     Signals keep their usual effect until the first question, so that what is not yet in a loop that
-    asks ends at once; and again after the `with` block.  A second SIGINT raises KeyboardInterrupt,
-    a third one ends the process.
+    asks ends at once; and again after the `with` block.  A SIGINT after the first signal raises
+    KeyboardInterrupt, another one ends the process; a further SIGTERM, which torchrun sends to the
+    others when one process ends, changes nothing.
     """
 
-    def __init__(self, say: bool = True) -> None:
+    def __init__(self, verbose: bool = True) -> None:
         self.signal: int | None = None
-        self.say = say
+        self.verbose = verbose
         self.before: dict[int, Any] = {}
 
     def __call__(self) -> bool:
@@ -50,16 +51,16 @@ class Interruption:
         elif sys.argv[0].endswith("__main__.py"):
             program = ["python", "-m", "flowdup"]
         words = [*program, *sys.argv[1:], *(word for word in more if word not in sys.argv)]
-        if self.say:
+        if self.verbose:
             name = signal.Signals(number).name
             print(f"stopped by {name} and saved; to go on:\n{shlex.join(words)}", file=sys.stderr)
         sys.exit(128 + number)  # as a shell calls it
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if number == self.signal == signal.SIGINT:
+        if number == signal.SIGINT and self.signal is not None:
             signal.signal(number, signal.SIG_DFL)
             raise KeyboardInterrupt
         if self.signal is None:
             self.signal = number
-            if self.say:
-                os.write(2, _POLITE.encode())  # print may be what was interrupted
+            if self.verbose:
+                os.write(2, _STOPPING.encode())  # print may be what was interrupted

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors.torch import load_file
+import pytest
+from processes import alive, children, lines, study, tensors, until, workers
 
 from flowdup import load_config, train_run
 
@@ -26,15 +26,6 @@ SETTINGS = [
     "--set=run.checkpoint_every=1000000",
 ]
 SLOW = ["--set=client.epochs=100000", "--set=engine.name=sequential"]
-STUDY = (
-    'model = "mlp"\n'
-    "data = {points = 20, overlap = true, train_clients = 20, test_clients = 2}\n"
-    "server = {rounds = 1000000, cohort = 3}\n"
-    "run = {checkpoint_every = 1000000, evaluate_every = 1000000}\n"
-    "[compare]\nseeds = [0]\n"
-    '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
-    '[compare.variants.two]\nmethod = {name = "fedprox"}\n'
-)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 
 
@@ -50,47 +41,9 @@ def start(*words: str | Path, processes: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def lines(run: Path) -> int:
-    metrics = run / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
 def saved_round(run: Path) -> int:
     found: int = json.loads((run / "checkpoint" / "checkpoint.json").read_text())["round"]
     return found
-
-
-def tensors(run: Path) -> dict[str, bytes]:
-    (path,) = (run / "checkpoint").glob("*.safetensors")
-    return {name: t.numpy().tobytes() for name, t in load_file(path).items()}
-
-
-def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
-
-
-def workers(parent: int) -> list[int]:
-    """Without the helper that Python starts to track what they share."""
-    return [
-        pid
-        for pid in children(parent)
-        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_signal_ends_a_run_after_its_round_saved_and_to_be_resumed(tmp_path: Path) -> None:
@@ -119,13 +72,16 @@ def test_a_signal_ends_a_run_after_its_round_saved_and_to_be_resumed(tmp_path: P
     assert tensors(whole) == tensors(out)
 
 
-def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_a_signal_ends_a_run_at_once(
+    tmp_path: Path, first: signal.Signals
+) -> None:
     """A round takes a long time here."""
     out = tmp_path / "run"
     process = start("train", "digits", *SETTINGS, *SLOW, "--out", out)
     until((out / "metrics.jsonl").exists)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(first)
     assert process.stderr is not None
     while "finishing the round in hand" not in process.stderr.readline():
         assert process.poll() is None
@@ -133,7 +89,10 @@ def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    try:
+        _, told = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "Traceback" not in told
     assert saved_round(out) == 0
 
@@ -153,6 +112,46 @@ def test_a_signal_ends_all_processes_of_torchrun_after_one_round(tmp_path: Path)
     assert not any(alive(pid) for pid in ranks.values())
 
 
+SIGNALLED = """
+import os, signal
+real = signal.signal
+def receive_and_send(number, handler):  # the earliest signal that does not end the process at once
+    before = real(number, handler)
+    if number == signal.SIGTERM and callable(handler) and os.environ.get("RANK", "1") == "1":
+        signal.signal = real
+        signal.raise_signal(number)
+    return before
+signal.signal = receive_and_send
+"""
+
+
+def test_a_signal_to_one_process_of_torchrun_before_the_first_round_ends_all_as_stopped(
+    tmp_path: Path,
+) -> None:
+    """The one that writes has neither a signal nor metrics then."""
+    out, module = tmp_path / "run", tmp_path / "signalled.py"
+    module.write_text(SIGNALLED)
+    words = ["train", "digits", *SETTINGS, "--set=server.rounds=5", "--out", out]
+    process = start("--import", module, *words, processes=2)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "stopped by SIGTERM and saved; to go on:" in told, told
+    assert saved_round(out) == lines(out) == 0
+
+
+def test_a_signal_while_a_finished_run_is_resumed_ends_it_as_finished(tmp_path: Path) -> None:
+    """There is nothing to go on with."""
+    out, module = tmp_path / "run", tmp_path / "signalled.py"
+    module.write_text(SIGNALLED)
+    words = ["train", "digits", *SETTINGS, "--set=server.rounds=1", "--out", out]
+    for more, received in (([], False), (["--resume"], True)):
+        process = start(*(["--import", module] if received else []), *words, *more)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 0 and "to go on" not in told, told
+        assert ("finishing the round in hand" in told) == received
+    assert saved_round(out) == lines(out) == 1
+
+
 def rank(pid: int) -> str:
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     found = (v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANK="))
@@ -163,7 +162,7 @@ def compare(
     folder: Path, *more: str, rounds: int = 2
 ) -> tuple[subprocess.Popen[str], list[int], list[Path]]:
     """One whose two workers have trained some rounds."""
-    (folder / "study.toml").write_text(STUDY)
+    (folder / "study.toml").write_text(study(rounds=1_000_000, checkpoint_every=1_000_000))
     words = [folder / "study.toml", "--out", folder / "out", "--jobs=2", "--json", *more]
     process = start("compare", *words)
     runs = [folder / "out" / name / "seed-0" for name in ("one", "two")]
@@ -173,13 +172,16 @@ def compare(
     return process, found, runs
 
 
-def test_a_signal_ends_a_comparison_with_every_run_saved(tmp_path: Path) -> None:
-    """As a terminal sends it, to all processes."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_comparison_with_every_run_saved(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """As a terminal, systemd and Slurm send it: to all processes, in whatever order."""
     process, pids, runs = compare(tmp_path)
     for pid in (*pids, process.pid):
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, number)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in told
+    assert process.returncode == 128 + number and "Traceback" not in told, told
     again = shlex.split(told.strip().splitlines()[-1])
     assert again[2:5] == ["flowdup", "compare", str(tmp_path / "study.toml")]
     assert all(saved_round(run) == lines(run) >= 2 for run in runs)

@@ -8,7 +8,8 @@ import pytest
 import flowdup
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.evaluation import METRICS, accuracy
-from flowdup.run.comparison import Job, collect, read_comparison, run_comparison, summarize
+from flowdup.run.comparison import collect, read_comparison, summarize
+from flowdup.run.workers import Job, run_comparison
 
 STUDY = (
     'model = "mlp"\n'

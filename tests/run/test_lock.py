@@ -134,6 +134,22 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_living_one_writes_stays(
             assert mine.exists()
 
 
+def test_who_writes_a_file_sweeps_what_a_killed_writer_of_it_left(tmp_path: Path) -> None:
+    """In any folder, where other names are none of its business, and glob's signs no signs."""
+    path = tmp_path / "results[1].json"
+    killed = subprocess.run([sys.executable, "-c", WRITE, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    others = [".results1.json.0123456789abcdef.tmp", ".results[1].json.mine.tmp", "results.tmp"]
+    for name in others:
+        (tmp_path / name).touch()
+    mine = tmp_path / f".{path.name}.0123456789abcdef.tmp"
+    with open(mine, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_atomic(path, b"new")
+        assert {p.name for p in tmp_path.iterdir()} == {path.name, mine.name, *others}
+
+
 def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     """Nor does one who sweeps."""
     path, end, errors = tmp_path / "file", time.monotonic() + 0.5, list[Exception]()

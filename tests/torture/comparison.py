@@ -5,39 +5,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+from processes import alive, lines, study, tensors, until, workers
 
 from flowdup.config import Config
 from flowdup.run import train_run
 from flowdup.run.comparison import read_comparison
-from torture.runs import Result, fork, tensors, wait_for
+from torture.runs import Result, fork, wait_for
 
-STUDY = (
-    'model = "mlp"\n'
-    "data = {points = 20, overlap = true, train_clients = 20, test_clients = 2}\n"
-    'engine = {name = "batched", device = "cpu"}\n'
-    "server = {rounds = 1500, cohort = 3}\n"
-    "run = {checkpoint_every = 20, evaluate_every = 5000}\n"
-    "[compare]\nseeds = [0]\n"
-    '[compare.variants.one]\nmethod = {name = "fedavg"}\n'
-    '[compare.variants.two]\nmethod = {name = "fedprox"}\n'
-)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 PARENT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
 
 
 def comparison(home: Path) -> Result:
     """One comparison that is interrupted again and again, then finished and compared."""
-    study, out = home / "study.toml", home / "out"
-    study.write_text(STUDY)
-    jobs = read_comparison(str(study), out)
+    path, out = home / "study.toml", home / "out"
+    path.write_text(study(rounds=1500, checkpoint_every=20))
+    jobs = read_comparison(str(path), out)
     found: list[str] = []
-    cases = [(number, who) for number in SIGNALS for who in (None, 0, 1)]
+    cases = [(number, who) for number in SIGNALS for who in (*range(2), "parent", "all")]
     for number, who in cases:
-        found += [f"{number.name} to {who}: {text}" for text in _signalled(study, out, number, who)]
-    last = _start(study, out)
+        found += [f"{number.name} to {who}: {text}" for text in _signalled(path, out, number, who)]
+    last = _start(path, out)
     _, told = last.communicate()
     if last.returncode:
         found.append(f"the comparison ended with {last.returncode} {told}")
@@ -57,8 +48,8 @@ def _train(config: Config, folder: Path) -> None:
         pass
 
 
-def _start(study: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flowdup", "compare", str(study), "--out", str(out), "--json"]
+def _start(path: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "flowdup", "compare", str(path), "--out", str(out), "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*command, "--jobs=2"],
@@ -69,18 +60,22 @@ def _start(study: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
-def _signalled(study: Path, out: Path, number: signal.Signals, who: int | None) -> list[str]:
-    """A signal to the parent (None) or to a worker, once both runs have gone on for some rounds."""
-    runs = [out / name / "seed-0" / "metrics.jsonl" for name in ("one", "two")]
-    before = [_lines(run) for run in runs]
-    process = _start(study, out)
-    if not _until(lambda: all(_lines(r) > b + 5 for r, b in zip(runs, before, strict=True))):
+def _signalled(path: Path, out: Path, number: signal.Signals, who: int | str) -> list[str]:
+    """A signal to "parent", "all" or one worker, once both runs have gone on for some rounds."""
+    runs = [out / name / "seed-0" for name in ("one", "two")]
+    before = [lines(run) for run in runs]
+    process = _start(path, out)
+    try:
+        until(lambda: all(lines(r) > b + 5 for r, b in zip(runs, before, strict=True)))
+    except AssertionError:
         process.kill()
         return [f"no round in a minute: {process.communicate()[1]}"]
-    workers = _workers(process.pid)
-    os.kill(process.pid if who is None else workers[who], number)
-    expected = PARENT_CODES[number] if who is None else 1
-    if who is not None and number == signal.SIGINT:  # a worker leaves it to its parent
+    pids = workers(process.pid)
+    targets = {"parent": [process.pid], "all": [*pids, process.pid]}
+    for pid in [pids[who]] if isinstance(who, int) else targets[who]:
+        os.kill(pid, number)
+    expected = 1 if isinstance(who, int) else PARENT_CODES[number]
+    if isinstance(who, int) and number == signal.SIGINT:  # a worker leaves it to its parent
         time.sleep(0.5)
         if process.poll() is not None:
             return ["it ended"]
@@ -90,33 +85,8 @@ def _signalled(study: Path, out: Path, number: signal.Signals, who: int | None) 
     found = [] if process.returncode == expected else [f"exit code {process.returncode} {told}"]
     if "Traceback" in told:
         found.append(told)
-    if not _until(lambda: not any(map(_alive, workers)), 10):
+    try:
+        until(lambda: not any(map(alive, pids)), 10)
+    except AssertionError:
         found.append("a worker lives on")
     return found
-
-
-def _until(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def _lines(metrics: Path) -> int:
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def _workers(parent: int) -> list[int]:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [
-        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from processes import tensors
 from small import METHODS, population
 
 from flowdup import read_config, train_run
@@ -78,11 +78,6 @@ class Work:
         if code:
             return [f"{folder.name}, {self.name}: resuming gave {code} {told}"]
         return self.deviations(folder)
-
-
-def tensors(folder: Path) -> dict[str, bytes]:
-    (path,) = (folder / "checkpoint").glob("*.safetensors")
-    return {name: t.numpy().tobytes() for name, t in load_file(path).items()}
 
 
 def prepare(home: Path) -> list[Work]:

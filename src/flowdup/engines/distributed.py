@@ -41,9 +41,9 @@ def any_process(flag: bool) -> bool:
     """Whether it is so in one of the processes at least; all must ask, and get the same answer."""
     if not is_distributed():
         return flag
-    told = torch.tensor([int(flag)])
-    dist.all_reduce(told, dist.ReduceOp.MAX, group=_host_group())
-    return bool(told.item())
+    result = torch.tensor([int(flag)])
+    dist.all_reduce(result, dist.ReduceOp.MAX, group=_host_group())
+    return bool(result.item())
 
 
 @cache

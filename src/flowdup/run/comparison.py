@@ -9,25 +9,22 @@ A comparison is a configuration with a table `compare` on top:
     [compare.variants.fedavg.grid]    # perhaps: lists of values, every combination a variant
     "client.optimizer.lr" = [0.1, 0.3]
 
-Every run is an ordinary run folder OUT/VARIANT/seed-N in a process of its own; finished ones are
-kept and broken ones continued when the comparison is started again.
+Every run is an ordinary run folder OUT/VARIANT/seed-N in a process of its own (`workers.py`);
+finished ones are kept and broken ones continued when the comparison is started again.
 """
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from flowdup.config import Config, load_table, merge, nest, override, read_config
+from flowdup.config import load_table, merge, nest, override, read_config
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.evaluation import METRICS
-from flowdup.run.folder import ComparisonFolder, RunFolder
-from flowdup.run.results import evaluate_run
-from flowdup.run.training import train_run
-from flowdup.run.workers import run_jobs
+from flowdup.run.folder import ComparisonFolder
+from flowdup.run.workers import Job
 from flowdup.settings import Table, as_table
 
 # of accuracy, by reading and on validation clients: the mean over clients, and over the worst tenth
@@ -42,17 +39,6 @@ ACCURACIES = (
 COSTS = ("points", "parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
 ABOUT = ("variant", "method", "data", "p", "k", "model", "seed", "rounds", "seconds", "padding")
 WHERE = ("device", "versions", "commit")
-
-
-@dataclass(frozen=True)
-class Job:
-    variant: str
-    config: Config
-    run: RunFolder
-
-    @property
-    def title(self) -> str:
-        return f"variant '{self.variant}' with seed {self.config.seed}"
 
 
 def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
@@ -138,19 +124,6 @@ def _seeds(value: Any) -> bool:
 
 def _label(value: Any) -> str:
     return "-".join(map(_label, value.values())) if isinstance(value, dict) else str(value)
-
-
-def run_comparison(
-    jobs: list[Job],
-    workers: int,
-    modules: Sequence[str] = (),
-    stop: Callable[[], bool] | None = None,
-) -> Iterator[Job]:
-    """Run all jobs and yield each as it is done; `modules` register a user's own.
-
-    When `stop` says so, every run saves the round in hand and ends.
-    """
-    return run_jobs(_run, jobs, workers, modules, stop)
 
 
 def collect(jobs: list[Job], out: Path) -> list[dict[str, Any]]:
@@ -247,15 +220,6 @@ def _check_metric_names() -> None:
                 f"a metric cannot be named '{name}' in a comparison, a column of its results has "
                 "that name: register it under another"
             )
-
-
-def _run(job: Job, stop: Callable[[], bool]) -> bool:
-    for _ in train_run(job.config, job.run.path, resume=True, stop=stop):
-        pass
-    if stop():
-        return False
-    evaluate_run(job.run.path)
-    return True
 
 
 def _spread(values: list[float | None]) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.run.folder import RunFolder
 from flowdup.settings import plain
 
-_ELSEWHERE = ("engine.", "run.", "data.path")  # what may differ: clients' data have digests
+_MAY_DIFFER = ("engine.", "run.", "data.path")  # of clients' data there are digests
 
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:
     return RunOrigin(plain(config), hashlib.sha256(listing).hexdigest())
 
 
-def with_whole_path(config: Config) -> Config:
+def with_absolute_data_path(config: Config) -> Config:
     """The same with an absolute data.path, so that it means the same from any folder."""
     path = Path(config.data.path)
     if not config.data.path or not path.exists():  # a source of one's own may mean something else
@@ -54,13 +54,13 @@ def check_settings(folder: RunFolder, new: Config, where: str = "the settings gi
     A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them.
     """
     old = read_config(_origin(folder).config)
-    free = _ELSEWHERE if old.server.lr_decay_fraction else (*_ELSEWHERE, "server.rounds")
+    free = _MAY_DIFFER if old.server.lr_decay_fraction else (*_MAY_DIFFER, "server.rounds")
     a, b = dict(_flat(plain(old))), dict(_flat(plain(new)))
     for key in dict.fromkeys((*b, *a)):
         if not key.startswith(free) and a.get(key) != b.get(key):
             raise ConfigError(
-                f"{key} is {_told(b, key)} in {where} and {_told(a, key)} in the checkpoint: go on "
-                "with the old value or choose another folder"
+                f"{key} is {_value_text(b, key)} in {where} and {_value_text(a, key)} in the "
+                "checkpoint: go on with the old value or choose another folder"
             )
 
 
@@ -115,5 +115,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _told(table: Mapping[str, Any], key: str) -> str:
+def _value_text(table: Mapping[str, Any], key: str) -> str:
     return json.dumps(table[key]) if key in table else "not given"

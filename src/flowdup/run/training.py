@@ -1,7 +1,7 @@
 """Training into a run folder: it can be killed at any moment and continued to the same bits."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from flowdup.engines.distributed import any_process, is_main_process, wait_for_a
 from flowdup.errors import ConfigError
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
-from flowdup.run.origin import check_clients, check_settings, origin_of, with_whole_path
+from flowdup.run.origin import check_clients, check_settings, origin_of, with_absolute_data_path
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
 from flowdup.server import ServerState, check_roster
@@ -24,16 +24,17 @@ def train_run(
     resume: bool = False,
     population: Population | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Iterator[Metrics]:
+) -> Generator[Metrics, None, bool]:
     """Train into a run folder and yield every round's metrics.
 
     Nothing happens until the first round is asked for; then the folder is locked against other
     trainings until the end.  `population` replaces the clients that the configuration describes.
     `stop` is asked before the first round and after each: if it says so, the round is saved and
     training ends.  Of several processes (torchrun) one writes and yields; one that is to stop stops
-    all.
+    all.  The generator returns, in every process, whether training was stopped with rounds left.
     """
-    folder, config, writes = RunFolder(Path(out)), with_whole_path(config), is_main_process()
+    folder, writes = RunFolder(Path(out)), is_main_process()
+    config = with_absolute_data_path(config)
     with ExitStack() as held:
         exists = folder.path.exists()
         if writes and exists:
@@ -47,14 +48,16 @@ def train_run(
         wait_for_all()  # nobody reads before the folder is locked
         state = _start(folder, simulation)
         if writes:
-            yield from _train_and_write(folder, simulation, state, stop)
-            return
+            return (yield from _train_and_write(folder, simulation, state, stop))
         wait_for_all()  # the main process may now change what everyone has read
-        if not _stops(stop):
+        stopped = _stops(stop) and state.round < config.server.rounds
+        if not stopped:
             for latest, _ in simulation.rounds(state):
                 if latest.round < config.server.rounds and _stops(stop):
+                    stopped = True
                     break
         wait_for_all()  # until all is saved: torchrun ends everyone when one ends
+        return stopped
 
 
 def _train_and_write(
@@ -62,7 +65,7 @@ def _train_and_write(
     simulation: Simulation,
     state: ServerState,
     stop: Callable[[], bool] | None,
-) -> Iterator[Metrics]:
+) -> Generator[Metrics, None, bool]:
     config, listing = simulation.config, simulation.listing()
     origin = origin_of(config, listing)
     if folder.started:
@@ -75,7 +78,8 @@ def _train_and_write(
     folder.write_clients(listing)
     folder.write_config(config)
     start = time.monotonic() - folder.cut_metrics(state.round)
-    rounds = iter(()) if _stops(stop) else simulation.rounds(state)
+    stopped = _stops(stop) and state.round < config.server.rounds
+    rounds = iter(()) if stopped else simulation.rounds(state)
     for latest, metrics in rounds:
         metrics["seconds"] = round(time.monotonic() - start, 3)
         folder.append_metrics(metrics)
@@ -89,9 +93,11 @@ def _train_and_write(
             if not due:
                 folder.sync_metrics()
                 save_checkpoint(folder.checkpoint, simulation.federation, latest, origin)
+            stopped = True
             break
     write_report(folder.path)
     wait_for_all()
+    return stopped
 
 
 def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:

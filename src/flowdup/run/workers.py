@@ -1,7 +1,7 @@
-"""Jobs in worker processes, which stop when their parent says so and end when it ends.
+"""Runs of a comparison in worker processes, which stop when their parent says so and end with it.
 
-A worker that is killed is told as one sentence (`WorkerError`), and no lock is shared that it might
-take along: parent and worker speak through a pipe alone.
+A worker that is killed is one sentence (`WorkerError`), and no lock is shared that it might take
+along: parent and worker speak through a pipe alone.
 """
 
 import os
@@ -10,41 +10,49 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from threading import Thread
-from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from flowdup.config import Config
 from flowdup.errors import FlowdupError, WorkerError
 from flowdup.registry import import_modules
+from flowdup.run.folder import RunFolder
+from flowdup.run.results import evaluate_run
+from flowdup.run.training import train_run
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
-_PATIENCE = 0.2  # seconds between two looks at whether to stop
-
-
-class Job(Protocol):
-    @property
-    def title(self) -> str: ...  # for people
-
-
-J = TypeVar("J", bound=Job)
+_POLL_SECONDS = 0.2  # between two looks at whether to stop
 Stop = Callable[[], bool]
-Work = Callable[[J, Stop], bool]  # False: it was stopped, and what it did is saved
 
 
-class _Worker(Generic[J]):
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    variant: str
+    config: Config
+    run: RunFolder
+
+    @property
+    def title(self) -> str:
+        return f"variant '{self.variant}' with seed {self.config.seed}"
+
+
+class _Worker:
     """A process, and the job that it has."""
 
-    def __init__(self, work: Work[J], threads: int, modules: Sequence[str]) -> None:
+    def __init__(self, threads: int, modules: Sequence[str]) -> None:
         spawn = get_context("spawn")
         self.connection, other = spawn.Pipe()
-        self.process = spawn.Process(target=_serve, args=(work, other, threads, modules))
+        self.process = spawn.Process(target=_serve, args=(other, threads, modules))
         with _signals_held():  # until the worker knows what to do with them
             self.process.start()
         other.close()  # so that the worker's death closes the pipe
-        self.job: J | None = None
+        self.job: Job | None = None
 
     def send(self, message: object) -> None:
         try:
@@ -52,11 +60,11 @@ class _Worker(Generic[J]):
         except OSError:
             return  # it is dead, which its silence will tell
 
-    def take(self, job: J) -> None:
+    def take(self, job: Job) -> None:
         self.job = job
         self.send(job)
 
-    def finish(self) -> tuple[J, bool | Exception]:
+    def finish(self) -> tuple[Job, bool | Exception]:
         """The job and what came of it: True, False if it was stopped, or an error."""
         job, self.job = self.job, None
         assert job is not None
@@ -72,23 +80,23 @@ class _Worker(Generic[J]):
         )
 
 
-def run_jobs(
-    work: Work[J],
-    jobs: Sequence[J],
+def run_comparison(
+    jobs: Sequence[Job],
     workers: int,
     modules: Sequence[str] = (),
     stop: Stop | None = None,
-) -> Iterator[J]:
+) -> Iterator[Job]:
     """Run jobs in so many processes and yield each as it is done; `modules` register a user's own.
 
-    When `stop` says so, or one job fails, the others save what they have in hand and stop; then the
+    When `stop` says so, or one job fails, the others save the round in hand and stop; then the
     first error is raised.
     """
     waiting, stopping = deque(jobs), False
     error: Exception | None = None
-    with _started(work, min(workers, len(jobs)), modules) as pool:
+    stopped: Exception | None = None
+    with _started(min(workers, len(jobs)), modules) as pool:
         while waiting or any(worker.job for worker in pool):
-            if not stopping and (error or (stop is not None and stop())):
+            if not stopping and (error or stopped or (stop is not None and stop())):
                 stopping = True
                 waiting.clear()
                 for worker in pool:
@@ -102,19 +110,21 @@ def run_jobs(
                     yield job
                 elif isinstance(outcome, Exception):
                     error = error or outcome
-                elif not stopping:
-                    error = error or WorkerError(f"{job.title} was stopped: start again to go on")
-    if error:
+                elif not stopping:  # a signal reached it, perhaps before this process
+                    stopped = stopped or WorkerError(
+                        f"{job.title} was stopped: start again to go on"
+                    )
+    if error := error or (None if stop is not None and stop() else stopped):
         raise error
 
 
 @contextmanager
-def _started(work: Work[J], workers: int, modules: Sequence[str]) -> Iterator[list["_Worker[J]"]]:
+def _started(workers: int, modules: Sequence[str]) -> Iterator[list[_Worker]]:
     """Workers that share the cores; none is left in the end."""
-    threads, pool = max(1, torch.get_num_threads() // workers), list[_Worker[J]]()
+    threads, pool = max(1, torch.get_num_threads() // workers), list[_Worker]()
     try:
         for _ in range(workers):
-            pool.append(_Worker(work, threads, modules))
+            pool.append(_Worker(threads, modules))
         yield pool
         for worker in pool:
             worker.send(None)
@@ -125,30 +135,40 @@ def _started(work: Work[J], workers: int, modules: Sequence[str]) -> Iterator[li
             worker.process.join()
 
 
-def _ready(pool: list[_Worker[J]]) -> list[_Worker[J]]:
+def _ready(pool: list[_Worker]) -> list[_Worker]:
     """Those whose job has come to an end, after a while at most."""
     busy = [worker for worker in pool if worker.job]
-    ready = wait([worker.connection for worker in busy], _PATIENCE)
+    ready = wait([worker.connection for worker in busy], _POLL_SECONDS)
     return [worker for worker in busy if worker.connection in ready]
 
 
-def _serve(work: Work[J], connection: Connection, threads: int, modules: Sequence[str]) -> None:
+def _serve(connection: Connection, threads: int, modules: Sequence[str]) -> None:
     """A worker's life: jobs until there is something else in the pipe."""
     Thread(target=_end_with_parent, daemon=True).start()
-    told: list[int] = []
+    received: list[int] = []  # signals
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     torch.set_num_threads(threads)
     while job := connection.recv():
         try:
             import_modules(modules)
-            connection.send(work(job, lambda: bool(told) or connection.poll()))
+            connection.send(_run(job, lambda: bool(received) or connection.poll()))
         except FlowdupError as error:
             connection.send(error)
         except Exception:
             connection.send(RuntimeError(f"{job.title} failed\n{traceback.format_exc()}"))
+
+
+def _run(job: Job, stop: Stop) -> bool:
+    """Train and evaluate; False if it was stopped, and what it did is saved."""
+    for _ in train_run(job.config, job.run.path, resume=True, stop=stop):
+        pass
+    if stop():
+        return False
+    evaluate_run(job.run.path)
+    return True
 
 
 def _end_with_parent() -> None:
