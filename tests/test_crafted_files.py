@@ -29,7 +29,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-TABLE = {"model": "mlp", "method": METHODS["flowdup"], "server": {"rounds": 1, "cohort": 2}}
+TABLE: dict[str, Any] = {
+    "model": "mlp",
+    "method": METHODS["flowdup"],
+    "server": {"rounds": 1, "cohort": 2},
+}
 
 
 @pytest.fixture
@@ -269,6 +273,25 @@ def test_a_state_of_another_optimizer_or_method_is_not_trained_on(
     change_tensors(folder, lambda t: t.update({"method/mu": torch.zeros(())}))
     with pytest.raises(CheckpointError, match="or method"):
         simulation.load_state(folder)
+
+
+def test_a_round_that_was_never_trained_takes_no_memory_when_resumed(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Every round after the first is missing from metrics.jsonl, and named in few words."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    last = 2 * 10**7
+    change_header(run / "checkpoint", put("round", to=last))
+    server = TABLE["server"] | {"rounds": last}
+    tracemalloc.start()
+    try:
+        with pytest.warns(UserWarning, match=f"of rounds 2 to {last}, which were trained"):
+            config = flowdup.read_config(TABLE | {"server": server})
+            list(flowdup.train_run(config, run, resume=True, population=population()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64e6
 
 
 def test_a_methods_own_nan_is_kept_and_another_is_refused(tmp_path: Path) -> None:

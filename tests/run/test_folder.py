@@ -86,6 +86,13 @@ def test_lost_rounds_are_named_and_the_others_stay(folder: RunFolder) -> None:
     assert folder.metrics.read_text() == rows(1, 2, 5, 8)
 
 
+def test_of_very_many_gaps_the_first_are_named_and_the_others_counted(folder: RunFolder) -> None:
+    folder.metrics.write_text(rows(*range(2, 101, 2)))
+    with pytest.warns(UserWarning, match=r"rounds 1, 3, .*, 39, and 31 more gaps, which") as found:
+        folder.cut_metrics(102)
+    assert len(str(found[0].message)) < 500 + len(str(folder.path))
+
+
 def test_a_whole_file_of_metrics_is_not_complained_of(folder: RunFolder) -> None:
     folder.metrics.write_text(rows(1, 2, 3, 4))
     with warnings.catch_warnings(action="error"):

@@ -26,6 +26,7 @@ from flowdup.checkpoint import CHECKPOINT, has_checkpoint
 from flowdup.config import Config, read_config, read_toml
 from flowdup.errors import CheckpointError
 from flowdup.files import cannot_write, sync_file, write_atomic
+from flowdup.metrics_file import list_ranges, missing_rounds
 from flowdup.report import RunContents
 from flowdup.settings import to_toml
 
@@ -133,11 +134,11 @@ class RunFolder:
         A warning names rounds until `last` that have no line, or a damaged one at the end.
         """
         kept = [row for row in self.read_metrics() if row["round"] <= last]
-        gaps = ranges(set(range(1, last + 1)) - {row["round"] for row in kept})
+        gaps = missing_rounds((row["round"] for row in kept), last)
         if gaps:
             warnings.warn(
-                f"{self.metrics} has lost the metrics of rounds {gaps}, which were trained: "
-                "restore them from a copy, or go on without",
+                f"{self.metrics} has lost the metrics of rounds {list_ranges(gaps)}, which were "
+                "trained: restore them from a copy, or go on without",
                 stacklevel=3,
             )
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
@@ -195,17 +196,6 @@ class ComparisonFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomic(self.summary, json.dumps(summary, indent=2).encode())
-
-
-def ranges(numbers: set[int]) -> str:
-    """Whole numbers as people list them: "3, 7 to 9"."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found)
 
 
 def _is_round(value: Any) -> bool:
