@@ -198,6 +198,10 @@ TENSORS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "moment of nothing": lambda t: t.update({"server/mean/other": torch.zeros(3)}),
     "moment of another shape": lambda t: t.update({"server/mean/psi_r": torch.zeros(3)}),
     "a moment missing": lambda t: t.pop("server/mean/psi_r"),
+    "a moment of no optimizer": lambda t: t.update(
+        {n.replace("psi/", "server/evil/"): p.clone() for n, p in t.items() if n[:4] == "psi/"}
+    ),
+    "state of another method": lambda t: t.update({"method/evil": torch.zeros(300 * 2**18)}),
     "steps of many": lambda t: t.update({"server/steps": torch.zeros(7)}),
 }
 
@@ -271,8 +275,31 @@ def test_a_state_of_another_optimizer_or_method_is_not_trained_on(
         simulation.load_state(folder)
     shutil.copytree(trained / "checkpoint", folder, dirs_exist_ok=True)
     change_tensors(folder, lambda t: t.update({"method/mu": torch.zeros(())}))
-    with pytest.raises(CheckpointError, match="or method"):
+    with pytest.raises(CheckpointError, match=r"its 'method/mu' is F32 \[\]"):
         simulation.load_state(folder)
+    change_header(folder, put(*FEDERATION, "shapes", "method/mu", to=[]))
+    load_checkpoint(folder)  # consistent in itself
+    with pytest.raises(CheckpointError, match="defined otherwise"):
+        simulation.load_state(folder)
+    assert "defined otherwise" in refused(folder)
+
+
+def test_a_methods_own_state_is_that_described(tmp_path: Path) -> None:
+    config = flowdup.read_config(TABLE | {"method": METHODS["fedprox"]})
+    list(flowdup.train_run(config, tmp_path, population=population()))
+    folder = tmp_path / "checkpoint"
+    changes: list[Callable[[dict[str, torch.Tensor]], object]] = [
+        lambda t: t.pop("method/mu"),
+        lambda t: t.update({"method/mu": torch.zeros(3)}),
+        lambda t: t.update({"method/mu": torch.zeros((), dtype=torch.int64)}),
+    ]
+    right = next(folder.glob("*.safetensors")).read_bytes()
+    for change in changes:
+        write(folder, right)
+        change_tensors(folder, lambda t, change=change: (change(t), None)[1])  # type: ignore[misc]
+        assert "'method/mu'" in refused(folder)
+    write(folder, right)
+    flowdup.load(folder)
 
 
 def test_a_round_that_was_never_trained_takes_no_memory_when_resumed(

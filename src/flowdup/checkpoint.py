@@ -21,7 +21,7 @@ from flowdup.data.clients import InputSpec
 from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError
 from flowdup.files import write_atomic
 from flowdup.methods import Method, MethodConfig
-from flowdup.optimizers import Optimizer, OptimizerConfig
+from flowdup.optimizers import MOMENTS, Optimizer, OptimizerConfig
 from flowdup.random import ZeroStream
 from flowdup.server import ServerState
 from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
@@ -53,7 +53,7 @@ class FederationSpec:
     method: dict[str, Any]  # as in the configuration
     inputs: InputSpec
     expansion_sha256: str  # the method's fingerprint
-    shapes: dict[str, list[int]]  # of psi, and of theta
+    shapes: dict[str, list[int]]  # of psi, of theta and of the method's state on the server
 
     @classmethod
     def of(
@@ -245,23 +245,31 @@ def _read_state(path: Path, sha256: str, spec: FederationSpec, number: int) -> S
 def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> None:
     """Refuse names, types and shapes other than those described, before a value is read."""
     psi = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("psi/")}
-    kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
-    moments = {f"server/{k}/{n.removeprefix('psi/')}": s for k in kinds for n, s in psi.items()}
-    trained = psi | moments | ({"server/steps": ()} if "server/steps" in stored else {})
+    own = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("method/")}
     for name, info in stored.items():
-        if not name.startswith("method/") and (
-            trained.get(name) != info.shape or info.dtype not in ("F32", "F64")
-        ):
+        described = psi.get(name, own.get(name, _server_shape(name, psi)))
+        if described != info.shape or info.dtype not in ("F32", "F64"):
             raise ValueError(f"its '{shown(name)}' is {info.dtype} {shown(list(info.shape))}")
-    if missing := trained.keys() - stored.keys():
+    kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
+    moments = {f"server/{kind}/{n.removeprefix('psi/')}" for kind in kinds for n in psi}
+    if missing := (psi.keys() | own.keys() | moments) - stored.keys():
         raise ValueError(f"it has no '{shown(min(missing))}'")
 
 
+def _server_shape(name: str, psi: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of a tensor of some optimiser's state; None if no optimiser has it."""
+    if name == "server/steps":
+        return ()
+    group, _, rest = name.partition("/")
+    kind, _, parameter = rest.partition("/")
+    known = group == "server" and any(kind in kinds for kinds in MOMENTS.values())
+    return psi.get(f"psi/{parameter}") if known else None
+
+
 def _shapes(method: Method) -> dict[str, list[int]]:
-    psi = method.init(ZeroStream(0))
-    return {f"psi/{n}": list(p.shape) for n, p in psi.items()} | {
-        f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()
-    }
+    groups = {"psi": method.init(ZeroStream(0)), "method": method.server_state()}
+    own = {f"{g}/{n}": list(t.shape) for g, tensors in groups.items() for n, t in tensors.items()}
+    return own | {f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()}
 
 
 def _sealed(header: dict[str, Any]) -> bytes:
