@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from flowdup.config import parse_toml
 from flowdup.evaluation import READINGS
+from flowdup.metrics_file import list_ranges, missing_rounds
 from flowdup.strict_json import shown
 
 Row = dict[str, Any]
@@ -99,7 +100,10 @@ def _metrics(content: bytes, problems: list[str]) -> list[Row]:
     if bad:
         some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
         problems.append(f"metrics.jsonl has {len(bad)} unreadable lines ({some}): restore it")
-    return [rows[number] for number in sorted(rows)]
+    numbers = sorted(rows)
+    if gaps := missing_rounds(numbers, max(numbers, default=0)):
+        problems.append(f"metrics.jsonl has lost rounds {list_ranges(gaps)}: restore it")
+    return [rows[number] for number in numbers]
 
 
 def _line(line: bytes) -> Row | None:
