@@ -4,10 +4,42 @@ Sizes follow the lines that are there, never a round's number: anybody may have 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
+from flowdup.strict_json import read_lenient_json
+
+Row = dict[str, Any]  # the metrics of one round
 Interval = tuple[int, int]  # first and last, both in it
 
+_MOST_ROUNDS = 10**12
 _MOST_NAMED = 20  # of intervals in a sentence
+
+
+def parse_metrics(content: bytes) -> tuple[list[Row], list[int]]:
+    """Metrics by rounds, one for each, and the numbers of the lines that are no round's metrics.
+
+    Of a round that was repeated the later line counts; a last line may be unfinished.
+    """
+    lines = [(i, line) for i, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    rows: dict[int, Row] = {}
+    bad = []
+    for i, line in lines:
+        row = _parse_line(line)
+        if row is not None:
+            rows[row["round"]] = row
+        elif i != lines[-1][0]:
+            bad.append(i)
+    return [rows[number] for number in sorted(rows)], bad
+
+
+def _parse_line(line: bytes) -> Row | None:
+    try:
+        row = read_lenient_json(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        return None
+    return row if 0 < row["round"] <= _MOST_ROUNDS else None
 
 
 def missing_rounds(rounds: Iterable[int], last: int) -> list[Interval]:

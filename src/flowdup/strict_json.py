@@ -19,6 +19,14 @@ def read_json(content: bytes | str) -> Any:
         raise ValueError("it is nested without end") from None
 
 
+def read_lenient_json(content: bytes | str) -> Any:
+    """For files that are only told of: NaN and infinity are None, of a repeated key the last."""
+    try:
+        return json.loads(content, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+
+
 def read_object(content: bytes | str) -> dict[str, Any]:
     found = read_json(content)
     if not isinstance(found, dict):

@@ -116,6 +116,16 @@ def test_a_line_that_is_no_rounds_metrics_is_named(folder: RunFolder, line: str)
         folder.read_metrics()
 
 
+@pytest.mark.parametrize("line", ["{}", '{"round": 0}', '{"round": 1e3}', f'{{"round": {2**62}}}'])
+def test_a_report_counts_the_same_lines_as_a_resumed_run(folder: RunFolder, line: str) -> None:
+    folder.metrics.write_text(rows(1) + "\n" + line + "\n" + rows(2))  # a blank line is a line
+    with pytest.raises(CheckpointError, match="line 3 of"):
+        folder.read_metrics()
+    found = folder.read_all()
+    assert found.problems == ("metrics.jsonl has 1 unreadable lines (3): restore it",)
+    assert [row["round"] for row in found.metrics] == [1, 2]
+
+
 def test_a_broken_line_of_metrics_is_named_and_not_dropped(folder: RunFolder) -> None:
     content = rows(1) + "{}\n" + rows(3)
     folder.metrics.write_text(content)
