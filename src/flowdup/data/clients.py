@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isfinite, prod
 from typing import Any, overload
 
 import numpy as np
@@ -287,8 +287,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
             ) from None
         if array.dtype.kind not in "biuf":
             raise DataError(f"{what} must be numbers, not {array.dtype}: give a tensor or an array")
-        bits = min(array.dtype.itemsize, 8)  # torch knows no longdouble
-        kind = np.dtype(f"{array.dtype.kind}{bits}")  # nor C's long long beside its long
+        width = min(array.dtype.itemsize, 8)  # in bytes; torch knows no longdouble
+        kind = np.dtype(f"{array.dtype.kind}{width}")  # nor C's long long beside its long
         if kind.num != array.dtype.num or kind != array.dtype or min(array.strides, default=0) < 0:
             with np.errstate(over="ignore"):  # becomes infinite, which is refused
                 array = array.astype(kind)
@@ -316,12 +316,14 @@ def _check_traits(client: ClientData, who: str) -> dict[str, Trait]:
         right = isinstance(name, str) and len(name) <= _LONGEST_TEXT
         if isinstance(plain, str):
             right = right and len(plain) <= _LONGEST_TEXT
+        elif isinstance(plain, int):
+            right = right and abs(plain) < 2**63
         else:
-            right = right and isinstance(plain, int | float) and abs(plain) < 2**63
-        if not right:  # NaN is no less than anything
+            right = right and isinstance(plain, float) and isfinite(plain)
+        if not right:
             raise DataError(
-                f"{who} has the trait {shown(name)} = {shown(value)}: give a short text or a "
-                "finite number, under a short text"
+                f"{who} has the trait {shown(name)} = {shown(value)}: give a short text, a finite "
+                "float or an integer of 64 bits, under a short text"
             )
         traits[name] = plain
     return traits
