@@ -18,7 +18,9 @@ from small import METHODS, SPEC, client, population
 import flowdup
 from flowdup.checkpoint import load_checkpoint
 from flowdup.errors import CheckpointError
+from flowdup.memory import memory_limit
 from flowdup.run import Simulation
+from flowdup.stored_tensors import open_tensors
 
 
 @pytest.fixture(scope="session")
@@ -250,6 +252,18 @@ def test_a_file_of_a_terabyte_of_nothing_is_not_read(folder: Path) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + size)
     refused(folder)
+
+
+def test_values_that_do_not_fit_in_memory_twice_are_not_read(tmp_path: Path) -> None:
+    """Bytes and tensors stand beside each other, and one thing may take half of the memory."""
+    size = memory_limit() // 4 + 2**20
+    table = {"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    text = json.dumps(table).encode()
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + size)
+    with open_tensors(path) as file, pytest.raises(ValueError, match="reading it needs"):
+        file.read()
 
 
 def test_a_pipe_in_place_of_tensors_does_not_wait(folder: Path) -> None:

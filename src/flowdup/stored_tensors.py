@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from flowdup.memory import memory_limit
+from flowdup.memory import check_memory
 from flowdup.strict_json import get_counts, get_text, read_object, shown
 
 FLOATS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes of a number
@@ -46,8 +46,8 @@ class StoredTensors:
 
     def read(self) -> bytes:
         """The whole file."""
-        if self.size > memory_limit() // 4:
-            raise ValueError(f"its {self.size:,} bytes do not fit in memory")
+        both = 2 * self.size  # the bytes, and the tensors that are made of them
+        check_memory(both, "reading it", "read it on a larger machine", ValueError)
         self.file.seek(0)
         content = self.file.read(self.size + 1)
         if len(content) != self.size:
