@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from flowdup.data.clients import InputSpec
-from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError
+from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError, shorten
 from flowdup.files import write_atomic
 from flowdup.methods import Method, MethodConfig
 from flowdup.optimizers import MOMENTS, Optimizer, OptimizerConfig
@@ -33,7 +33,6 @@ from flowdup.strict_json import (
     get_object,
     get_text,
     read_object,
-    shown,
 )
 
 FORMAT = 3
@@ -182,7 +181,7 @@ def _read_place(header: dict[str, Any]) -> tuple[int, str, str]:
     tensors = get_object(header, "tensors")
     name = get_text(tensors, "file")
     if not _TENSORS.fullmatch(name):
-        raise ValueError(f"'{shown(name)}' cannot be the name of its tensors")
+        raise ValueError(f"'{shorten(name)}' cannot be the name of its tensors")
     return get_count(header, "round"), name, get_text(tensors, "sha256")
 
 
@@ -249,11 +248,11 @@ def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> No
     for name, info in stored.items():
         described = psi.get(name, own.get(name, _server_shape(name, psi)))
         if described != info.shape or info.dtype not in ("F32", "F64"):
-            raise ValueError(f"its '{shown(name)}' is {info.dtype} {shown(list(info.shape))}")
+            raise ValueError(f"its '{shorten(name)}' is {info.dtype} {shorten(list(info.shape))}")
     kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
     moments = {f"server/{kind}/{n.removeprefix('psi/')}" for kind in kinds for n in psi}
     if missing := (psi.keys() | own.keys() | moments) - stored.keys():
-        raise ValueError(f"it has no '{shown(min(missing))}'")
+        raise ValueError(f"it has no '{shorten(min(missing))}'")
 
 
 def _server_shape(name: str, psi: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -296,7 +295,7 @@ def _read_header(path: Path) -> dict[str, Any]:
     version = header.get("format")
     if type(version) is not int or version != FORMAT:
         raise CheckpointError(
-            f"{path} has format {shown(version)}, this flowdup {FORMAT}: use the version that "
+            f"{path} has format {shorten(version)}, this flowdup {FORMAT}: use the version that "
             "wrote it"
         )
     return header

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from flowdup.config import parse_toml
+from flowdup.errors import shorten
 from flowdup.evaluation import READINGS
 from flowdup.metrics_file import Row, list_ranges, missing_rounds, parse_metrics
-from flowdup.strict_json import read_lenient_json, shown
+from flowdup.strict_json import read_lenient_json
 
 _LARGEST = 1e100  # of a number that is drawn
 _MOST_FIGURE = 2**26  # bytes
@@ -71,7 +72,7 @@ def _settings(text: str, problems: list[str]) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        problems.append(f"config.toml is not TOML ({shown(error, 200)}): restore it")
+        problems.append(f"config.toml is not TOML ({shorten(error, 200)}): restore it")
         return {}
 
 
@@ -94,7 +95,7 @@ def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
     except ValueError as error:
-        problems.append(f"evaluation.json is unreadable ({shown(error, 200)}): {_AGAIN}")
+        problems.append(f"evaluation.json is unreadable ({shorten(error, 200)}): {_AGAIN}")
         return {}
     cleaner = _Cleaner()
     clean: dict[str, Any] = {
