@@ -9,7 +9,16 @@ import flowdup
 SOURCE = Path(flowdup.__file__).parent
 ROOMS = [  # from low to high; docs/architecture.md shows the same
     *("errors", "strict_json", "memory", "settings", "files", "interruption", "devices"),
-    *("provenance", "stored_tensors", "tree", "random", "params", "autograd", "registry"),
+    *(
+        "metrics_file",
+        "provenance",
+        "stored_tensors",
+        "tree",
+        "random",
+        "params",
+        "autograd",
+        "registry",
+    ),
     *("data", "models", "rank_one", "subspace", "hypernetwork", "methods"),
     *("batches", "messages", "aggregation", "optimizers", "client"),
     *("accelerate", "engines", "server"),

@@ -18,7 +18,9 @@ from small import METHODS, SPEC, client, population
 import flowdup
 from flowdup.checkpoint import load_checkpoint
 from flowdup.errors import CheckpointError
+from flowdup.memory import memory_limit
 from flowdup.run import Simulation
+from flowdup.stored_tensors import open_tensors
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +31,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-TABLE = {"model": "mlp", "method": METHODS["flowdup"], "server": {"rounds": 1, "cohort": 2}}
+TABLE: dict[str, Any] = {
+    "model": "mlp",
+    "method": METHODS["flowdup"],
+    "server": {"rounds": 1, "cohort": 2},
+}
 
 
 @pytest.fixture
@@ -194,6 +200,10 @@ TENSORS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "moment of nothing": lambda t: t.update({"server/mean/other": torch.zeros(3)}),
     "moment of another shape": lambda t: t.update({"server/mean/psi_r": torch.zeros(3)}),
     "a moment missing": lambda t: t.pop("server/mean/psi_r"),
+    "a moment of no optimizer": lambda t: t.update(
+        {n.replace("psi/", "server/evil/"): p.clone() for n, p in t.items() if n[:4] == "psi/"}
+    ),
+    "state of another method": lambda t: t.update({"method/evil": torch.zeros(300 * 2**18)}),
     "steps of many": lambda t: t.update({"server/steps": torch.zeros(7)}),
 }
 
@@ -244,6 +254,18 @@ def test_a_file_of_a_terabyte_of_nothing_is_not_read(folder: Path) -> None:
     refused(folder)
 
 
+def test_values_that_do_not_fit_in_memory_twice_are_not_read(tmp_path: Path) -> None:
+    """Bytes and tensors stand beside each other, and one thing may take half of the memory."""
+    size = memory_limit() // 4 + 2**20
+    table = {"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    text = json.dumps(table).encode()
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + size)
+    with open_tensors(path) as file, pytest.raises(ValueError, match="reading it needs"):
+        file.read()
+
+
 def test_a_pipe_in_place_of_tensors_does_not_wait(folder: Path) -> None:
     path = next(folder.glob("*.safetensors"))
     path.unlink()
@@ -267,8 +289,50 @@ def test_a_state_of_another_optimizer_or_method_is_not_trained_on(
         simulation.load_state(folder)
     shutil.copytree(trained / "checkpoint", folder, dirs_exist_ok=True)
     change_tensors(folder, lambda t: t.update({"method/mu": torch.zeros(())}))
-    with pytest.raises(CheckpointError, match="or method"):
+    with pytest.raises(CheckpointError, match=r"its 'method/mu' is F32 \[\]"):
         simulation.load_state(folder)
+    change_header(folder, put(*FEDERATION, "shapes", "method/mu", to=[]))
+    load_checkpoint(folder)  # consistent in itself
+    with pytest.raises(CheckpointError, match="defined otherwise"):
+        simulation.load_state(folder)
+    assert "defined otherwise" in refused(folder)
+
+
+def test_a_methods_own_state_is_that_described(tmp_path: Path) -> None:
+    config = flowdup.read_config(TABLE | {"method": METHODS["fedprox"]})
+    list(flowdup.train_run(config, tmp_path, population=population()))
+    folder = tmp_path / "checkpoint"
+    changes: list[Callable[[dict[str, torch.Tensor]], object]] = [
+        lambda t: t.pop("method/mu"),
+        lambda t: t.update({"method/mu": torch.zeros(3)}),
+        lambda t: t.update({"method/mu": torch.zeros((), dtype=torch.int64)}),
+    ]
+    right = next(folder.glob("*.safetensors")).read_bytes()
+    for change in changes:
+        write(folder, right)
+        change_tensors(folder, lambda t, change=change: (change(t), None)[1])  # type: ignore[misc]
+        assert "'method/mu'" in refused(folder)
+    write(folder, right)
+    flowdup.load(folder)
+
+
+def test_a_round_that_was_never_trained_takes_no_memory_when_resumed(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Every round after the first is missing from metrics.jsonl, and named in few words."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    last = 2 * 10**7
+    change_header(run / "checkpoint", put("round", to=last))
+    server = TABLE["server"] | {"rounds": last}
+    tracemalloc.start()
+    try:
+        with pytest.warns(UserWarning, match=f"of rounds 2 to {last}, which were trained"):
+            config = flowdup.read_config(TABLE | {"server": server})
+            list(flowdup.train_run(config, run, resume=True, population=population()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64e6
 
 
 def test_a_methods_own_nan_is_kept_and_another_is_refused(tmp_path: Path) -> None:

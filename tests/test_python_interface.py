@@ -147,6 +147,13 @@ def test_numpys_scalars_serve_as_traits_and_as_mean(tmp_path: Path) -> None:
     assert type(replace(SPEC, mean=(np.float32(0.5),)).mean[0]) is float  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [1e20, -1e300, np.float64(1e200), 2**63 - 1, 1 - 2**63])
+def test_any_finite_float_and_any_integer_of_64_bits_is_a_trait(value: Any) -> None:
+    traits = {"dose": value}
+    checked = FLOATS.check(ClientData(torch.from_numpy(X), name="a", traits=traits))
+    assert checked.traits == traits
+
+
 @pytest.mark.parametrize(
     "traits",
     [

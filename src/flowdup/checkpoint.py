@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from flowdup.data.clients import InputSpec
-from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError
+from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError, shorten
 from flowdup.files import write_atomic
 from flowdup.methods import Method, MethodConfig
-from flowdup.optimizers import Optimizer, OptimizerConfig
+from flowdup.optimizers import MOMENTS, Optimizer, OptimizerConfig
 from flowdup.random import ZeroStream
 from flowdup.server import ServerState
 from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
@@ -33,7 +33,6 @@ from flowdup.strict_json import (
     get_object,
     get_text,
     read_object,
-    shown,
 )
 
 FORMAT = 3
@@ -53,7 +52,7 @@ class FederationSpec:
     method: dict[str, Any]  # as in the configuration
     inputs: InputSpec
     expansion_sha256: str  # the method's fingerprint
-    shapes: dict[str, list[int]]  # of psi, and of theta
+    shapes: dict[str, list[int]]  # of psi, of theta and of the method's state on the server
 
     @classmethod
     def of(
@@ -182,7 +181,7 @@ def _read_place(header: dict[str, Any]) -> tuple[int, str, str]:
     tensors = get_object(header, "tensors")
     name = get_text(tensors, "file")
     if not _TENSORS.fullmatch(name):
-        raise ValueError(f"'{shown(name)}' cannot be the name of its tensors")
+        raise ValueError(f"'{shorten(name)}' cannot be the name of its tensors")
     return get_count(header, "round"), name, get_text(tensors, "sha256")
 
 
@@ -245,23 +244,31 @@ def _read_state(path: Path, sha256: str, spec: FederationSpec, number: int) -> S
 def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> None:
     """Refuse names, types and shapes other than those described, before a value is read."""
     psi = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("psi/")}
-    kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
-    moments = {f"server/{k}/{n.removeprefix('psi/')}": s for k in kinds for n, s in psi.items()}
-    trained = psi | moments | ({"server/steps": ()} if "server/steps" in stored else {})
+    own = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("method/")}
     for name, info in stored.items():
-        if not name.startswith("method/") and (
-            trained.get(name) != info.shape or info.dtype not in ("F32", "F64")
-        ):
-            raise ValueError(f"its '{shown(name)}' is {info.dtype} {shown(list(info.shape))}")
-    if missing := trained.keys() - stored.keys():
-        raise ValueError(f"it has no '{shown(min(missing))}'")
+        described = psi.get(name, own.get(name, _server_shape(name, psi)))
+        if described != info.shape or info.dtype not in ("F32", "F64"):
+            raise ValueError(f"its '{shorten(name)}' is {info.dtype} {shorten(list(info.shape))}")
+    kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
+    moments = {f"server/{kind}/{n.removeprefix('psi/')}" for kind in kinds for n in psi}
+    if missing := (psi.keys() | own.keys() | moments) - stored.keys():
+        raise ValueError(f"it has no '{shorten(min(missing))}'")
+
+
+def _server_shape(name: str, psi: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of a tensor of some optimiser's state; None if no optimiser has it."""
+    if name == "server/steps":
+        return ()
+    group, _, rest = name.partition("/")
+    kind, _, parameter = rest.partition("/")
+    known = group == "server" and any(kind in kinds for kinds in MOMENTS.values())
+    return psi.get(f"psi/{parameter}") if known else None
 
 
 def _shapes(method: Method) -> dict[str, list[int]]:
-    psi = method.init(ZeroStream(0))
-    return {f"psi/{n}": list(p.shape) for n, p in psi.items()} | {
-        f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()
-    }
+    groups = {"psi": method.init(ZeroStream(0)), "method": method.server_state()}
+    own = {f"{g}/{n}": list(t.shape) for g, tensors in groups.items() for n, t in tensors.items()}
+    return own | {f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()}
 
 
 def _sealed(header: dict[str, Any]) -> bytes:
@@ -288,7 +295,7 @@ def _read_header(path: Path) -> dict[str, Any]:
     version = header.get("format")
     if type(version) is not int or version != FORMAT:
         raise CheckpointError(
-            f"{path} has format {shown(version)}, this flowdup {FORMAT}: use the version that "
+            f"{path} has format {shorten(version)}, this flowdup {FORMAT}: use the version that "
             "wrote it"
         )
     return header

@@ -10,11 +10,10 @@ from typing import Any
 from flowdup.client import ClientConfig
 from flowdup.data import DataConfig
 from flowdup.engines import EngineConfig
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, shorten
 from flowdup.methods import MethodConfig
 from flowdup.server import ServerConfig
 from flowdup.settings import Table, check_range, nearest, read_settings
-from flowdup.strict_json import shown
 
 _MOST_TOML = 2**18  # bytes
 _MOST_DOTS = 1000  # in a line
@@ -64,8 +63,8 @@ def load_table(name: str) -> Table:
     names = preset_names()
     if name not in names:
         raise ConfigError(
-            f"unknown preset '{shown(name)}'{nearest(name, names)}: use one of {', '.join(names)}, "
-            "or a TOML file"
+            f"unknown preset '{shorten(name)}'{nearest(name, names)}: use one of {', '.join(names)}"
+            ", or a TOML file"
         )
     return tomllib.loads((files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8"))
 
@@ -93,7 +92,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested without end") from None
     except (KeyError, TypeError, AttributeError) as error:  # tomllib's on some malformed keys
-        raise ValueError(f"it cannot be parsed ({shown(error)})") from None
+        raise ValueError(f"it cannot be parsed ({shorten(error)})") from None
 
 
 def preset_names() -> list[str]:
@@ -118,7 +117,7 @@ def override(table: Table, text: str) -> dict[str, Any]:
     """A table with one `key=value` on top; the value is TOML, or else a plain string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set needs key=value, not '{shown(text)}'")
+        raise ConfigError(f"--set needs key=value, not '{shorten(text)}'")
     try:
         parsed = parse_toml(f"x = {value}")["x"]
     except ValueError:
@@ -130,5 +129,5 @@ def nest(key: str, value: Any) -> dict[str, Any]:
     """A table with one dotted key."""
     first, *rest = key.split(".")
     if len(rest) >= _DEEPEST:
-        raise ConfigError(f"there is no setting '{shown(key)}': its name has too many parts")
+        raise ConfigError(f"there is no setting '{shorten(key)}': its name has too many parts")
     return {first: nest(".".join(rest), value) if rest else value}

@@ -35,3 +35,12 @@ class TrainingError(FlowdupError):
 
 class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
+
+
+def shorten(value: object, most: int = 60) -> str:
+    """A value cut to fit a sentence, however long or deep; a text or an error without quotes."""
+    try:
+        text = str(value) if isinstance(value, str | Exception) else repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, endless nesting
+        text = "something enormous"
+    return text if len(text) <= most else f"{text[: most - 3]}..."

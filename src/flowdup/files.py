@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -9,11 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flowdup.errors import FlowdupError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -47,9 +43,8 @@ def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         file = open(temporary, "xb")  # noqa: SIM115  (for the caller to close)
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # without locks nobody sweeps either
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # without locks nobody sweeps either
+            fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file, temporary
         file.close()  # it was swept before it was locked
@@ -79,10 +74,8 @@ def try_lock(descriptor: int) -> bool:
     """Lock an open file against all others without waiting; False if one of them has the lock.
 
     Closing the file, or the end of the process, frees it.  OSError where files cannot be locked:
-    on some network filesystems, and on Windows.
+    on some network filesystems.
     """
-    if fcntl is None:
-        raise OSError(errno.ENOSYS, "this system has no flock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,6 +1,7 @@
 """How much memory this process may use, asked before something large is allocated."""
 
 import os
+import resource
 from pathlib import Path
 
 from flowdup.errors import ConfigError, FlowdupError
@@ -19,15 +20,13 @@ def memory_limit() -> int:
 
 
 def _resource_limits() -> list[int]:
-    import resource  # noqa: PLC0415  (not on Windows, as sysconf)
-
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     found = [resource.getrlimit(kind)[0] for kind in kinds]
     return [limit for limit in found if limit != resource.RLIM_INFINITY]
 
 
 def check_memory(
-    needed: int, what: str, remedy: str, error: type[FlowdupError] = ConfigError
+    needed: int, what: str, remedy: str, error: type[FlowdupError | ValueError] = ConfigError
 ) -> None:
     """Refuse what needs more bytes than half of the memory; `what` begins the sentence."""
     if needed > _SHARE * (limit := memory_limit()):

@@ -14,6 +14,7 @@ from flowdup.params import Params, pack, prefixed, unpack
 from flowdup.settings import check_range
 
 State = dict[str, Tensor]
+MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square")}  # remembered of each parameter
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class Optimizer:
         return moments | ({"steps"} if self.config.name == "adam" else set())
 
     def _moments(self) -> tuple[str, ...]:
-        if self.config.name == "adam":
-            return ("mean", "square")
-        return ("momentum",) if self.config.momentum else ()
+        if self.config.name == "sgd" and not self.config.momentum:
+            return ()
+        return MOMENTS[self.config.name]
 
     def _sgd(self, params: Params, grads: Params, state: State, lr: float) -> tuple[Params, State]:
         """m <- mu m + g;  p <- p - lr m."""

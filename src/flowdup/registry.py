@@ -13,9 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from flowdup.errors import ConfigError, FlowdupError
+from flowdup.errors import ConfigError, FlowdupError, shorten
 from flowdup.settings import nearest
-from flowdup.strict_json import shown
 
 Item = TypeVar("Item")
 
@@ -40,10 +39,10 @@ class Registry(Mapping[str, Item], Generic[Item]):
     def find(self, name: object) -> Item:
         """The item, or a ConfigError that says which names there are."""
         if not isinstance(name, str) or name not in self:
-            near = nearest(shown(name), list(self))
+            near = nearest(shorten(name), list(self))
             raise ConfigError(
-                f"unknown {self.kind} '{shown(name)}'{near}: use one of {', '.join(self)}, or name "
-                "the file that registers it with --import"
+                f"unknown {self.kind} '{shorten(name)}'{near}: use one of {', '.join(self)}, or "
+                "name the file that registers it with --import"
             )
         return self[name]
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from flowdup.errors import ConfigError
-from flowdup.strict_json import shown
+from flowdup.errors import ConfigError, shorten
 
 Table = Mapping[str, Any]
 
@@ -35,7 +34,7 @@ def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
         path = f"{prefix}{key}"
         if key not in known:
             near = nearest(path, list(setting_paths(kind, prefix)))
-            raise ConfigError(f"unknown setting '{shown(path)}'{near}")
+            raise ConfigError(f"unknown setting '{shorten(path)}'{near}")
         hint = hints[key]
         if hasattr(hint, "from_table"):
             values[key] = hint.from_table(value, f"{path}.")
@@ -51,10 +50,10 @@ def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
 def as_table(value: Any, prefix: str) -> Table:
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"'{shown(prefix.rstrip('.'))}' must be a table of settings, not {_quoted(value)}"
+            f"'{shorten(prefix.rstrip('.'))}' must be a table of settings, not {_quoted(value)}"
         )
     if any(not isinstance(key, str) for key in value):
-        raise ConfigError(f"the settings of '{shown(prefix)}' must have texts for names")
+        raise ConfigError(f"the settings of '{shorten(prefix)}' must have texts for names")
     return value
 
 
@@ -117,7 +116,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if isinstance(value, str) and not _writable(value):
         raise ConfigError(
             f"setting '{path}' must be a text of UTF-8, without zeros and of at most "
-            f"{_LONGEST_TEXT} letters, not '{shown(ascii(value)[1:-1])}'"
+            f"{_LONGEST_TEXT} letters, not '{shorten(ascii(value)[1:-1])}'"
         )
     if isinstance(value, float) and not abs(value) <= _LARGEST:
         raise ConfigError(f"setting '{path}' must be a number finite in float32, not {value}")
@@ -132,7 +131,7 @@ def _writable(text: str) -> bool:
 
 def _quoted(value: object) -> str:
     """A value as Python would write it, cut where it is long."""
-    return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+    return f"'{shorten(value)}'" if isinstance(value, str) else shorten(value)
 
 
 def _toml_lines(table: Table, path: tuple[str, ...]) -> Iterator[str]:

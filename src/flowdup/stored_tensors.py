@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from flowdup.memory import memory_limit
-from flowdup.strict_json import get_counts, get_text, read_object, shown
+from flowdup.errors import shorten
+from flowdup.memory import check_memory
+from flowdup.strict_json import get_counts, get_text, read_object
 
 FLOATS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes of a number
 _SIZES = FLOATS | {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
@@ -46,8 +47,8 @@ class StoredTensors:
 
     def read(self) -> bytes:
         """The whole file."""
-        if self.size > memory_limit() // 4:
-            raise ValueError(f"its {self.size:,} bytes do not fit in memory")
+        both = 2 * self.size  # the bytes, and the tensors that are made of them
+        check_memory(both, "reading it", "read it on a larger machine", ValueError)
         self.file.seek(0)
         content = self.file.read(self.size + 1)
         if len(content) != self.size:
@@ -92,13 +93,13 @@ def _described(table: Mapping[str, object], data: int) -> dict[str, TensorInfo]:
     found, places = {}, []
     for name, entry in table.items():
         if not isinstance(entry, dict):
-            raise ValueError(f"tensor '{shown(name)}' is not described")
+            raise ValueError(f"tensor '{shorten(name)}' is not described")
         dtype, shape = get_text(entry, "dtype"), get_counts(entry, "shape")
         if dtype not in _SIZES:
-            raise ValueError(f"tensor '{shown(name)}' has the type {shown(dtype)}")
+            raise ValueError(f"tensor '{shorten(name)}' has the type {shorten(dtype)}")
         offsets = get_counts(entry, "data_offsets")
         if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _SIZES[dtype]:
-            raise ValueError(f"tensor '{shown(name)}' has not the size that its shape says")
+            raise ValueError(f"tensor '{shorten(name)}' has not the size that its shape says")
         found[name] = TensorInfo(dtype, shape)
         places.append(offsets)
     end = 0

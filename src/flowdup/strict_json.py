@@ -1,7 +1,7 @@
 """JSON from files that anybody may have written: one meaning, bounded, of known types.
 
-Standard JSON only: no NaN, no duplicate keys, no nesting without end.  Every fault is a ValueError
-whose text completes "the file is damaged: ...".
+Standard JSON only, but for `read_lenient_json`: no NaN, no duplicate keys, no nesting without end.
+Every fault is a ValueError whose text completes "the file is damaged: ...".
 """
 
 import json
@@ -9,12 +9,22 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from flowdup.errors import shorten
+
 Object = Mapping[str, Any]
 
 
 def read_json(content: bytes | str) -> Any:
     try:
         return json.loads(content, object_pairs_hook=_object, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+
+
+def read_lenient_json(content: bytes | str) -> Any:
+    """For files that are only told of: NaN and infinity are None, of a repeated key the last."""
+    try:
+        return json.loads(content, parse_constant=lambda _: None)
     except RecursionError:
         raise ValueError("it is nested without end") from None
 
@@ -56,30 +66,23 @@ def get_numbers(table: Object, key: str) -> tuple[float, ...]:
     found = _get(table, key, list, "a list")
     for item in found:
         if type(item) not in (int, float) or abs(item) > 1e300 or not math.isfinite(item):
-            raise ValueError(f"'{key}' holds {shown(item)} instead of a finite number")
+            raise ValueError(f"'{key}' holds {shorten(item)} instead of a finite number")
     return tuple(found)
 
 
 def as_count(value: Any, key: str) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"'{shown(key)}' has {shown(value)} instead of a whole number from 0 on")
+        raise ValueError(
+            f"'{shorten(key)}' has {shorten(value)} instead of a whole number from 0 on"
+        )
     return value
-
-
-def shown(value: object, most: int = 60) -> str:
-    """A value for a sentence, however long or deep it is; a text or an error without quotes."""
-    try:
-        text = str(value) if isinstance(value, str | Exception) else repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, endless nesting
-        text = "something enormous"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _get(table: Object, key: str, kind: type[Any], what: str) -> Any:
     if key not in table:
         raise ValueError(f"it has no '{key}'")
     if type(table[key]) is not kind:  # a bool is an int
-        raise ValueError(f"'{key}' is {shown(table[key])} instead of {what}")
+        raise ValueError(f"'{key}' is {shorten(table[key])} instead of {what}")
     return table[key]
 
 

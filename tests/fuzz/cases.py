@@ -354,9 +354,13 @@ def report(random: Random, bench: Bench) -> None:
 def resume(random: Random, bench: Bench) -> None:
     """A run folder with one file changed, continued by one round or evaluated."""
     folder = bench.copy(random.choice(("run", "prox")))
-    path = folder / random.choice(("clients.json", "config.toml", "metrics.jsonl"))
-    content = path.read_bytes()
-    if path.suffix == ".json" and random.randrange(2):
+    names = ("clients.json", "config.toml", "metrics.jsonl", "checkpoint/checkpoint.json")
+    path = folder / random.choice(names)
+    content, number = path.read_bytes(), 0
+    if path.parent != folder:  # only with a right seal is it read further
+        number = random.choice((0, 1, 3, 1000, 2 * 10**7, 2**62, 2**63 - 1))
+        content = seal(json.loads(content) | {"round": number})
+    elif path.suffix == ".json" and random.randrange(2):
         content = json_text(random, change_tree(random, json.loads(content)))
     else:
         content = change_bytes(random, content)
@@ -364,7 +368,7 @@ def resume(random: Random, bench: Bench) -> None:
     if random.randrange(2):
         flowdup.evaluate_run(folder)
     else:
-        found = load_config(str(folder / "config.toml"), ["server.rounds=3"])
+        found = load_config(str(folder / "config.toml"), [f"server.rounds={max(3, number)}"])
         list(flowdup.train_run(found, folder, resume=True))
 
 

@@ -209,6 +209,12 @@ def test_a_broken_line_elsewhere_is_named_and_the_other_rounds_are_drawn(run: Pa
     assert len((page.of_class("line")[0]["points"] or "").split()) == 3
 
 
+def test_rounds_without_a_line_are_named(run: Path) -> None:
+    assert "Not readable" not in Page(write_report(run)).text
+    write_metrics(run, [row for row in rounds(20, 5) if row["round"] not in (1, 7, 8)])
+    assert "metrics.jsonl has lost rounds 1, 7 to 8: restore it" in Page(write_report(run)).text
+
+
 def test_a_repeated_round_counts_once_and_a_diverged_loss_is_no_point(run: Path) -> None:
     write_metrics(run, [*rounds(4, 5), *rounds(3, 5), {"round": 5, "loss": math.nan}])
     page = Page(write_report(run))

@@ -86,6 +86,13 @@ def test_lost_rounds_are_named_and_the_others_stay(folder: RunFolder) -> None:
     assert folder.metrics.read_text() == rows(1, 2, 5, 8)
 
 
+def test_of_very_many_gaps_the_first_are_named_and_the_others_counted(folder: RunFolder) -> None:
+    folder.metrics.write_text(rows(*range(2, 101, 2)))
+    with pytest.warns(UserWarning, match=r"rounds 1, 3, .*, 39, and 31 more gaps, which") as found:
+        folder.cut_metrics(102)
+    assert len(str(found[0].message)) < 500 + len(str(folder.path))
+
+
 def test_a_whole_file_of_metrics_is_not_complained_of(folder: RunFolder) -> None:
     folder.metrics.write_text(rows(1, 2, 3, 4))
     with warnings.catch_warnings(action="error"):
@@ -107,6 +114,16 @@ def test_a_line_that_is_no_rounds_metrics_is_named(folder: RunFolder, line: str)
     folder.metrics.write_text(rows(1) + line + "\n" + rows(3))
     with pytest.raises(CheckpointError, match="line 2 of"):
         folder.read_metrics()
+
+
+@pytest.mark.parametrize("line", ["{}", '{"round": 0}', '{"round": 1e3}', f'{{"round": {2**62}}}'])
+def test_a_report_counts_the_same_lines_as_a_resumed_run(folder: RunFolder, line: str) -> None:
+    folder.metrics.write_text(rows(1) + "\n" + line + "\n" + rows(2))  # a blank line is a line
+    with pytest.raises(CheckpointError, match="line 3 of"):
+        folder.read_metrics()
+    found = folder.read_all()
+    assert found.problems == ("metrics.jsonl has 1 unreadable lines (3): restore it",)
+    assert [row["round"] for row in found.metrics] == [1, 2]
 
 
 def test_a_broken_line_of_metrics_is_named_and_not_dropped(folder: RunFolder) -> None:

@@ -3,15 +3,14 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isfinite, prod
 from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flowdup.errors import DataError
-from flowdup.strict_json import shown
+from flowdup.errors import DataError, shorten
 
 Trait = str | int | float
 
@@ -107,23 +106,23 @@ class InputSpec:
         right = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
         if not right or not shape or prod(shape) > _MOST_NUMBERS:
             raise DataError(
-                f"inputs cannot have the shape {shown(shape)}: give a tuple of sizes of at least 1 "
-                f"and {_MOST_NUMBERS:,} numbers at most"
+                f"inputs cannot have the shape {shorten(shape)}: give a tuple of sizes of at least "
+                f"1 and {_MOST_NUMBERS:,} numbers at most"
             )
         if self.dtype not in ("uint8", "float32"):
-            raise DataError(f"inputs are uint8 or float32, not {shown(self.dtype)}: choose one")
+            raise DataError(f"inputs are uint8 or float32, not {shorten(self.dtype)}: choose one")
         if type(self.classes) is not int or not 1 <= self.classes < 2**31:
             raise DataError(
-                f"there cannot be {shown(self.classes)} classes: give a whole number from 1 on"
+                f"there cannot be {shorten(self.classes)} classes: give a whole number from 1 on"
             )
         mean, std = self.mean, self.std
         if not isinstance(mean, Sequence) or not isinstance(std, Sequence):
-            raise DataError(f"mean and std are {shown(mean)} and {shown(std)}: give tuples")
+            raise DataError(f"mean and std are {shorten(mean)} and {shorten(std)}: give tuples")
         if len(mean) != len(std) or len(mean) not in (0, 1, shape[0]):
             raise DataError("mean and std need one number each, or one per channel, or none")
         if not all(map(_readable, mean, std)):
             raise DataError(
-                f"inputs cannot be read with mean {shown(mean)} and std {shown(std)}: "
+                f"inputs cannot be read with mean {shorten(mean)} and std {shorten(std)}: "
                 "give finite numbers, std above 0"
             )
         for name in ("mean", "std"):
@@ -131,7 +130,7 @@ class InputSpec:
 
     def check(self, client: ClientData) -> ClientData:
         """The client, with x and y in the right types; DataError if it does not fit."""
-        who = f"client '{shown(client.name)}'" if client.name else "the client"
+        who = f"client '{shorten(client.name)}'" if client.name else "the client"
         x = as_tensor(client.x, f"{who}'s inputs")
         y = None if client.y is None else as_tensor(client.y, f"{who}'s labels")
         if x.ndim < 2:
@@ -283,19 +282,19 @@ def as_tensor(value: Any, what: str) -> Tensor:
             array = np.asarray(value)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(
-                f"{what} are no array ({shown(error, 200)}): give every point the same shape"
+                f"{what} are no array ({shorten(error, 200)}): give every point the same shape"
             ) from None
         if array.dtype.kind not in "biuf":
             raise DataError(f"{what} must be numbers, not {array.dtype}: give a tensor or an array")
-        bits = min(array.dtype.itemsize, 8)  # torch knows no longdouble
-        kind = np.dtype(f"{array.dtype.kind}{bits}")  # nor C's long long beside its long
+        width = min(array.dtype.itemsize, 8)  # in bytes; torch knows no longdouble
+        kind = np.dtype(f"{array.dtype.kind}{width}")  # nor C's long long beside its long
         if kind.num != array.dtype.num or kind != array.dtype or min(array.strides, default=0) < 0:
             with np.errstate(over="ignore"):  # becomes infinite, which is refused
                 array = array.astype(kind)
         value = torch.from_numpy(array)
     if value.layout != torch.strided or value.device.type == "meta":
         raise DataError(
-            f"{what} are {shown(str(value.layout))} on {value.device}: give a dense tensor, "
+            f"{what} are {shorten(str(value.layout))} on {value.device}: give a dense tensor, "
             "for instance by to_dense()"
         )
     tensor: Tensor = value.detach() if value.requires_grad else value
@@ -306,7 +305,7 @@ def _check_traits(client: ClientData, who: str) -> dict[str, Trait]:
     """The traits, numpy's scalars as Python's; DataError for what no file or table can show."""
     if not isinstance(client.name, str) or len(client.name) > _LONGEST_TEXT:
         raise DataError(
-            f"a client is named {shown(client.name)}: give a text of {_LONGEST_TEXT} letters"
+            f"a client is named {shorten(client.name)}: give a text of {_LONGEST_TEXT} letters"
         )
     if not isinstance(client.traits, dict):
         raise DataError(f"{who} has traits that are no dict: give names and their values")
@@ -316,12 +315,14 @@ def _check_traits(client: ClientData, who: str) -> dict[str, Trait]:
         right = isinstance(name, str) and len(name) <= _LONGEST_TEXT
         if isinstance(plain, str):
             right = right and len(plain) <= _LONGEST_TEXT
+        elif isinstance(plain, int):
+            right = right and abs(plain) < 2**63
         else:
-            right = right and isinstance(plain, int | float) and abs(plain) < 2**63
-        if not right:  # NaN is no less than anything
+            right = right and isinstance(plain, float) and isfinite(plain)
+        if not right:
             raise DataError(
-                f"{who} has the trait {shown(name)} = {shown(value)}: give a short text or a "
-                "finite number, under a short text"
+                f"{who} has the trait {shorten(name)} = {shorten(value)}: give a short text, a "
+                "finite float or an integer of 64 bits, under a short text"
             )
         traits[name] = plain
     return traits

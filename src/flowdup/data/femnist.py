@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from flowdup.data.clients import ClientData
 from flowdup.data.numpy_files import read_arrays
-from flowdup.errors import DataError
-from flowdup.strict_json import shown
+from flowdup.errors import DataError, shorten
 
 Array = NDArray[Any]
 Writer = tuple[str, Array, Array]  # name, pixels uint8 [n, pixels], labels [n]
@@ -179,7 +178,7 @@ def _json_files(folder: Path) -> list[Path]:
 
 
 def _corrupt(path: Path, why: object) -> DataError:
-    why = shown(f"it has no {why}" if isinstance(why, KeyError) else str(why), 300)
+    why = shorten(f"it has no {why}" if isinstance(why, KeyError) else str(why), 300)
     return DataError(
         f"{path} is corrupt and is not used ({why}): delete it and run {_SCRIPT} with {_PILLOW}"
     )

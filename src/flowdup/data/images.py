@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.data.numpy_files import read_arrays
-from flowdup.errors import DataError
-from flowdup.strict_json import shown
+from flowdup.errors import DataError, shorten
 
 Array = NDArray[np.uint8]
 
@@ -238,7 +237,7 @@ def _checked(source: ImageSet, part: Part, data: bytes, path: Path) -> bytes:
 
 def _corrupt(source: ImageSet, path: Path, why: str) -> DataError:
     return DataError(
-        f"{path} is corrupt and is not used ({shown(why, 300)}): "
+        f"{path} is corrupt and is not used ({shorten(why, 300)}): "
         f"delete it and run `flowdup data fetch {source.name}`"
     )
 

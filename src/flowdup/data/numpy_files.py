@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flowdup.errors import DataError
+from flowdup.errors import DataError, shorten
 from flowdup.memory import check_memory
-from flowdup.strict_json import shown
 
 Array = NDArray[Any]
 
@@ -59,7 +58,7 @@ def read_arrays(path: Path, wanted: Collection[str]) -> StoredArrays:
         raise
     except Exception as error:  # damage surfaces as anything from zlib.error to MemoryError
         raise DataError(
-            f"{path} is no readable NumPy file ({shown(error, 300)}): write it again with "
+            f"{path} is no readable NumPy file ({shorten(error, 300)}): write it again with "
             "numpy.savez"
         ) from error
 

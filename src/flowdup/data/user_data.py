@@ -18,9 +18,9 @@ from torch import Tensor
 
 from flowdup.data.clients import ClientData, Trait
 from flowdup.data.numpy_files import read_arrays
-from flowdup.errors import ConfigError, DataError
+from flowdup.errors import ConfigError, DataError, shorten
 from flowdup.memory import check_memory
-from flowdup.strict_json import get_text, read_object, shown
+from flowdup.strict_json import get_text, read_object
 
 Array = NDArray[Any]
 Clients = dict[str, list[ClientData]]  # by group: train, validation and test, or just "all"
@@ -144,7 +144,7 @@ def _labels(y: Array, points: int, where: str) -> Tensor:
 
 
 def _names(names: Iterable[str]) -> str:
-    return shown(", ".join(names), 300) or "nothing"
+    return shorten(", ".join(names), 300) or "nothing"
 
 
 def _read_arrow(path: Path) -> Any:
@@ -169,7 +169,7 @@ def _read_arrow(path: Path) -> Any:
         table.validate(full=True)  # a file's offsets are followed without a check from here on
         return table
     except (OSError, ValueError, KeyError, TypeError, MemoryError, pa.ArrowException) as error:
-        why = shown(error, 300)
+        why = shorten(error, 300)
         raise DataError(f"{path} is no readable table ({why}): write it again") from error
 
 
@@ -191,7 +191,7 @@ def _table_files(path: Path) -> list[Path]:
             get_text(entry, "filename") for entry in read_object(state.read_bytes())["_data_files"]
         ]
         if wrong := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{state.name} names '{shown(wrong[0])}', a file of another folder")
+            raise ValueError(f"{state.name} names '{shorten(wrong[0])}', a file of another folder")
         return [path / name for name in names]
     files = sorted([*path.glob("*.parquet"), *path.glob("*.arrow")])
     if not files:

@@ -11,13 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, shorten
 from flowdup.memory import check_memory
 from flowdup.models.cnn import cnn, cnn_mcmahan, cnn_small, mlp
 from flowdup.models.network import Factory, Network, Weights
 from flowdup.models.resnet import resnet18
 from flowdup.registry import Registry
-from flowdup.strict_json import shown
 
 __all__ = ["MODELS", "Network", "Weights", "build_network", "own_shapes", "register_model"]
 
@@ -53,7 +52,7 @@ def build_network(
     factory = MODELS.find(name)
     shapes = own_shapes(name, shape, outputs)
     weights = sum(map(math.prod, shapes.values())) if shapes else outputs
-    what = f"the model '{name}' with inputs {shown(shape)} and {shown(outputs)} outputs"
+    what = f"the model '{name}' with inputs {shorten(shape)} and {shorten(outputs)} outputs"
     remedy = "choose a smaller model, or fewer classes or a narrower embedding"
     check_memory(4 * weights, what, remedy)
     if 0 < most_weights < weights:

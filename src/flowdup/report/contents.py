@@ -4,18 +4,16 @@ Nothing here raises: a report is also for a run that went wrong.  What remains h
 numbers that a chart can hold.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from flowdup.config import parse_toml
+from flowdup.errors import shorten
 from flowdup.evaluation import READINGS
-from flowdup.strict_json import shown
+from flowdup.metrics_file import Row, list_ranges, missing_rounds, parse_metrics
+from flowdup.strict_json import read_lenient_json
 
-Row = dict[str, Any]
-
-_MOST_ROUNDS = 10**12
 _LARGEST = 1e100  # of a number that is drawn
 _MOST_FIGURE = 2**26  # bytes
 _AGAIN = "run `flowdup evaluate` again"
@@ -70,46 +68,22 @@ def is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and abs(value) <= _LARGEST and math.isfinite(value)
 
 
-def _json(content: bytes) -> Any:
-    """A value, NaN and infinity as None; ValueError if it is none."""
-    try:
-        return json.loads(content, parse_constant=lambda _: None)
-    except RecursionError:
-        raise ValueError("it is nested without end") from None
-
-
 def _settings(text: str, problems: list[str]) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        problems.append(f"config.toml is not TOML ({shown(error, 200)}): restore it")
+        problems.append(f"config.toml is not TOML ({shorten(error, 200)}): restore it")
         return {}
 
 
 def _metrics(content: bytes, problems: list[str]) -> list[Row]:
-    rows: dict[int, Row] = {}
-    lines = [line for line in content.split(b"\n") if line.strip()]
-    bad = []
-    for i, line in enumerate(lines):
-        row = _line(line)
-        if row is not None:
-            rows[row["round"]] = row
-        elif i < len(lines) - 1:  # a last line may be unfinished
-            bad.append(i + 1)
+    rows, bad = parse_metrics(content)
     if bad:
         some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
         problems.append(f"metrics.jsonl has {len(bad)} unreadable lines ({some}): restore it")
-    return [rows[number] for number in sorted(rows)]
-
-
-def _line(line: bytes) -> Row | None:
-    try:
-        row = _json(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or type(row.get("round")) is not int:
-        return None
-    return row if 0 <= row["round"] <= _MOST_ROUNDS else None
+    if rows and (gaps := missing_rounds((row["round"] for row in rows), rows[-1]["round"])):
+        problems.append(f"metrics.jsonl has lost rounds {list_ranges(gaps)}: restore it")
+    return rows
 
 
 def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
@@ -117,11 +91,11 @@ def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
     if not content:
         return {}
     try:
-        found = _json(content)
+        found = read_lenient_json(content)
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
     except ValueError as error:
-        problems.append(f"evaluation.json is unreadable ({shown(error, 200)}): {_AGAIN}")
+        problems.append(f"evaluation.json is unreadable ({shorten(error, 200)}): {_AGAIN}")
         return {}
     cleaner = _Cleaner()
     clean: dict[str, Any] = {

@@ -16,7 +16,6 @@ the checkpoint of round 0: without a checkpoint, any other file says that one wa
 """
 
 import json
-import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,12 @@ from flowdup.checkpoint import CHECKPOINT, has_checkpoint
 from flowdup.config import Config, read_config, read_toml
 from flowdup.errors import CheckpointError
 from flowdup.files import cannot_write, sync_file, write_atomic
-from flowdup.report import RunContents
+from flowdup.metrics_file import Row, list_ranges, missing_rounds, parse_metrics
+from flowdup.report import RunContents, is_number
 from flowdup.settings import to_toml
+from flowdup.strict_json import read_lenient_json
 
-Metrics = dict[str, Any]  # of one round
+Metrics = Row  # of one round
 
 
 @dataclass(frozen=True)
@@ -115,17 +116,12 @@ class RunFolder:
 
     def read_metrics(self) -> list[Metrics]:
         """By rounds, one for each; of a round that was repeated, the later one."""
-        lines = [line for line in _read(self.metrics).split(b"\n") if line.strip()]
-        rows: dict[int, Metrics] = {}
-        for i, line in enumerate(lines):
-            row = _json(line)
-            if isinstance(row, dict) and _is_round(row.get("round")):
-                rows[row["round"]] = row
-            elif i < len(lines) - 1:
-                raise CheckpointError(
-                    f"line {i + 1} of {self.metrics} is not a round's metrics: remove this line"
-                )
-        return [rows[number] for number in sorted(rows)]
+        rows, bad = parse_metrics(_read(self.metrics))
+        if bad:
+            raise CheckpointError(
+                f"line {bad[0]} of {self.metrics} is not a round's metrics: remove this line"
+            )
+        return rows
 
     def cut_metrics(self, last: int) -> float:
         """Drop the lines of rounds after `last`; the seconds spent until then.
@@ -133,15 +129,16 @@ class RunFolder:
         A warning names rounds until `last` that have no line, or a damaged one at the end.
         """
         kept = [row for row in self.read_metrics() if row["round"] <= last]
-        gaps = ranges(set(range(1, last + 1)) - {row["round"] for row in kept})
+        gaps = missing_rounds((row["round"] for row in kept), last)
         if gaps:
             warnings.warn(
-                f"{self.metrics} has lost the metrics of rounds {gaps}, which were trained: "
-                "restore them from a copy, or go on without",
+                f"{self.metrics} has lost the metrics of rounds {list_ranges(gaps)}, which were "
+                "trained: restore them from a copy, or go on without",
                 stacklevel=3,
             )
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        return max((row["seconds"] for row in kept if _is_number(row.get("seconds"))), default=0.0)
+        seconds = (row.get("seconds") for row in kept)
+        return max((s for s in seconds if is_number(s) and s >= 0), default=0.0)
 
     def count_rounds(self) -> int:
         """How many lines metrics.jsonl has: cheap enough to ask again and again."""
@@ -153,7 +150,10 @@ class RunFolder:
     def read_evaluation(self) -> dict[str, Any]:
         """What `evaluate_run` found, empty where there is no such file."""
         content = _read(self.evaluation)
-        found = _json(content) if content else {}
+        try:
+            found = read_lenient_json(content) if content else {}
+        except ValueError:
+            found = None
         if not isinstance(found, dict):
             raise CheckpointError(f"{self.evaluation} is not an evaluation: evaluate the run again")
         return found
@@ -197,32 +197,5 @@ class ComparisonFolder:
         write_atomic(self.summary, json.dumps(summary, indent=2).encode())
 
 
-def ranges(numbers: set[int]) -> str:
-    """Whole numbers as people list them: "3, 7 to 9"."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in found)
-
-
-def _is_round(value: Any) -> bool:
-    return type(value) is int and 0 < value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
-
-
 def _read(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
-
-
-def _json(data: bytes) -> Any:
-    """The value, or None if it is not JSON."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None

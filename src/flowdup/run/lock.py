@@ -20,7 +20,7 @@ from flowdup.run.folder import RunFolder
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold a run folder, made if need be, as its only writer; FolderInUseError if there is one.
 
-    Where files cannot be locked (some network filesystems, Windows) there is a warning and no lock.
+    Where files cannot be locked (some network filesystems) there is a warning and no lock.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
