@@ -137,7 +137,7 @@ def test_mu_stands_in_the_metrics_and_survives_a_restart(tmp_path: Path) -> None
     assert whole[:2] == [1.0, 1.0] and len(set(whole)) > 2  # there is nothing to compare at first
     broken = train_run(config, tmp_path / "broken", population=population())
     first = [next(broken)["mu"] for _ in range(5)]
-    broken.close()  # type: ignore[attr-defined]
+    broken.close()
     rest = train_run(config, tmp_path / "broken", resume=True, population=population())
     assert first + [m["mu"] for m in rest] == whole
 

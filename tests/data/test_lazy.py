@@ -217,7 +217,7 @@ def test_a_run_of_a_million_clients_resumes_to_the_same_bits(tmp_path: Path) -> 
     rounds = train_run(settings, broken)
     next(rounds)
     next(rounds)
-    rounds.close()  # type: ignore[attr-defined]
+    rounds.close()
     assert psi(broken) != psi(whole)
     assert [m["round"] for m in train_run(settings, broken, resume=True)][-1] == 4
     assert psi(broken) == psi(whole)

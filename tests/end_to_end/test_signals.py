@@ -29,7 +29,7 @@ SLOW = ["--set=client.epochs=100000", "--set=engine.name=sequential"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 
 
-def start(*words: str | Path, processes: int = 1) -> subprocess.Popen[str]:
+def start(*words: object, processes: int = 1) -> subprocess.Popen[str]:
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
     several = torchrun if processes > 1 else []
     return subprocess.Popen(

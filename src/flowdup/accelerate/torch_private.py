@@ -58,9 +58,7 @@ PIECES = {
         "steps run as they are written, which is slower",
         ("tracing_mode", "_allow_non_fake_inputs"),
     ),
-    "_loader": Piece(
-        "torch.fx.graph_module", "_loader", "the text of every trace stays in memory"
-    ),
+    "_loader": Piece("torch.fx.graph_module", "_loader", "the text of every trace stays in memory"),
     "fx_graph_cse": Piece(
         "torch._functorch.compile_utils",
         "fx_graph_cse",

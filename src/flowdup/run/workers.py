@@ -181,9 +181,6 @@ def _end_with_parent() -> None:
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Processes started in here begin with SIGINT and SIGTERM held back."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
