@@ -16,7 +16,7 @@ def memory_limit() -> int:
     for path in map(Path, _CGROUPS):
         text = path.read_text().strip() if path.is_file() else ""
         limits += [int(text)] if text.isdigit() else []
-    return min(*limits, *_resource_limits())
+    return min([*limits, *_resource_limits()])
 
 
 def _resource_limits() -> list[int]:
