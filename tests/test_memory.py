@@ -26,5 +26,5 @@ def test_the_least_of_machine_container_and_resource_limit_counts(
 def test_what_needs_more_than_half_of_it_is_refused() -> None:
     limit = memory.memory_limit()
     memory.check_memory(limit // 3, "this", "lower that")
-    with pytest.raises(ConfigError, match="this .*: lower that"):
+    with pytest.raises(ConfigError, match=r"this .*: lower that"):
         memory.check_memory(limit, "this", "lower that")
