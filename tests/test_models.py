@@ -224,7 +224,10 @@ def owned() -> nn.Sequential:
 
 def state_of(module: nn.Module) -> list[object]:
     parts = [(name, type(part), part.training) for name, part in module.named_modules()]
-    tensors = [(n, p.requires_grad, p.dtype, p.tolist()) for n, p in module.named_parameters()]
+    tensors = [
+        (n, p.requires_grad, p.dtype, p.detach().numpy().tobytes())
+        for n, p in module.named_parameters()
+    ]
     return [*parts, *tensors]
 
 

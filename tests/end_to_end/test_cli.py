@@ -1,17 +1,22 @@
 """Every command as a person runs it: real processes, real files."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+
+from flowdup.cli import main
 
 SMALL = [
     "--set=server.rounds=6",
@@ -48,6 +53,16 @@ def refused(*arguments: str | Path, cwd: Path | None = None) -> str:
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
     return done.stderr
+
+
+def refused_here(*arguments: str | Path) -> str:
+    """The same in this process: the many ways to be refused need no Python of their own each."""
+    words, error = ["flowdup", *map(str, arguments)], io.StringIO()
+    with patch.object(sys, "argv", words), redirect_stderr(error), pytest.raises(SystemExit) as end:
+        main()
+    sentence = error.getvalue()
+    assert end.value.code == 2 and sentence.startswith("error: ") and sentence.count("\n") == 1
+    return sentence
 
 
 def last(text: str) -> Any:
@@ -280,41 +295,43 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     np.savez(wrong, x=np.zeros((5, 3, 8, 8), np.uint8))
     assert "(3, 8, 8)" in refused("personalize", run, "--input", wrong, "--out", model)
     np.savez(wrong, x=np.zeros((0, 1, 8, 8), np.uint8))
-    assert "is empty" in refused("personalize", run, "--input", wrong, "--out", model)
+    assert "is empty" in refused_here("personalize", run, "--input", wrong, "--out", model)
     np.savez(wrong, x=np.full((5, 1, 8, 8), np.nan))
-    assert "uint8" in refused("personalize", run, "--input", wrong, "--out", model)
-    refused("personalize", run, "--input", tmp_path / "nowhere.npz", "--out", model)
-    assert "train first" in refused("personalize", tmp_path, "--input", images, "--out", model)
+    assert "uint8" in refused_here("personalize", run, "--input", wrong, "--out", model)
+    refused_here("personalize", run, "--input", tmp_path / "nowhere.npz", "--out", model)
+    assert "train first" in refused_here("personalize", tmp_path, "--input", images, "--out", model)
     assert not model.exists()
-    assert "personalize again" in refused("predict", wrong, "--input", images)
-    assert "did you mean 'server.rounds'" in refused(
+    assert "personalize again" in refused_here("predict", wrong, "--input", images)
+    assert "did you mean 'server.rounds'" in refused_here(
         "train", "digits", "--set=server.round=1", "--out", out
     )
-    assert "use one of flowdup, fedavg" in refused(
+    assert "use one of flowdup, fedavg" in refused_here(
         "train", "digits", "--set=method.name=sorcery", "--out", out
     )
-    assert "use one of digits, mnist" in refused(
+    assert "use one of digits, mnist" in refused_here(
         "train", "digits", "--set=data.source=imagenet", "--out", out
     )
-    assert "k = 99999" in refused("train", "digits", "--set=method.subspace.k=99999", "--out", out)
-    assert "no training client has a label" in refused(
+    assert "k = 99999" in refused_here(
+        "train", "digits", "--set=method.subspace.k=99999", "--out", out
+    )
+    assert "no training client has a label" in refused_here(
         "train", "digits", "--set=data.labeled_fraction=0.0", "--out", out
     )
-    assert "not a run folder" in refused("evaluate", tmp_path)
-    assert "did you mean 'digits'" in refused("train", "digitz", "--out", out)
-    assert "no trait 'color'" in refused("embed", run, "--by", "color")
-    assert "a group is" in refused("embed", run, "--group", "all")
-    assert "give a preset" in refused("train", "--out", out)
-    assert "reads images [channels, height, width]" in refused(
+    assert "not a run folder" in refused_here("evaluate", tmp_path)
+    assert "did you mean 'digits'" in refused_here("train", "digitz", "--out", out)
+    assert "no trait 'color'" in refused_here("embed", run, "--by", "color")
+    assert "a group is" in refused_here("embed", run, "--group", "all")
+    assert "give a preset" in refused_here("train", "--out", out)
+    assert "reads images [channels, height, width]" in refused_here(
         "train", "digits", "--set=model=cnn", "--set=data.source=folder", "--out", out,
         f"--set=data.path={_floats(tmp_path / 'clients')}", "--set=data.validation_clients=1",
         "--set=data.test_clients=1", "--set=data.train_clients=0", "--set=data.overlap=false",
         "--set=data.classes_per_client=0", "--set=data.rotations=[]",
     )  # fmt: skip
     assert not out.exists()
-    assert "[/foo]" in refused("train", "digits", "--set=[/foo]", "--out", out)
-    assert "could not write" in refused("train", "digits", *SMALL, "--out", images)
-    assert "folder" in refused("personalize", run, "--input", images, "--out", "/")
+    assert "[/foo]" in refused_here("train", "digits", "--set=[/foo]", "--out", out)
+    assert "could not write" in refused_here("train", "digits", *SMALL, "--out", images)
+    assert "folder" in refused_here("personalize", run, "--input", images, "--out", "/")
     assert images.exists()
     assert "importing nothing failed" in refused("--import", "nothing", "data", "list")
 

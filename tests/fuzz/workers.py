@@ -65,9 +65,11 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self.pipe, other = spawn.Pipe()
-        self.process = spawn.Process(target=work, args=(self.seed, self.source, other), daemon=True)
+        server = multiprocessing.get_context("forkserver")  # imports once, for all workers
+        server.set_forkserver_preload(["fuzz.cases"])
+        self.pipe, other = server.Pipe()
+        arguments = (self.seed, self.source, other)
+        self.process = server.Process(target=work, args=arguments, daemon=True)
         self.process.start()
         other.close()
         self.pipe.recv()
