@@ -14,7 +14,7 @@ from flowdup.data.clients import ClientData, LazyClients
 from flowdup.methods.base import Batch
 from flowdup.random import Stream
 
-_KEPT = 1024  # rows of a batch that are cheap enough to be empty
+_UNCAPPED = 1024  # rows of a batch that are cheap enough to be empty
 
 Plan = NDArray[np.int64]  # [steps, B]: the point in every row of every batch; -1: none
 
@@ -121,12 +121,12 @@ def most_points(clients: Sequence[ClientData]) -> int:
     return max(map(len, clients), default=0) if isinstance(clients, list) else 0
 
 
-def fitted_size(size: int, clients: Sequence[ClientData]) -> int:
+def cap_batch_size(size: int, clients: Sequence[ClientData]) -> int:
     """A batch size, cut to the points of the largest client where none fills it.
 
     It takes off rows without data.  Up to 1024 they are kept, and with them every bit.
     """
-    if size <= _KEPT or (isinstance(clients, LazyClients) and "points" not in clients.recipe):
+    if size <= _UNCAPPED or (isinstance(clients, LazyClients) and "points" not in clients.recipe):
         return size  # of lazy clients that a user makes, some may have more points than others
     points = most_points(clients)
     return min(size, max(points, 2)) if points else size

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowdup.batches import batch_plan, fitted_size, local_batches
+from flowdup.batches import batch_plan, cap_batch_size, local_batches
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.messages import Task
@@ -36,7 +36,7 @@ def measure(
     first = next(iter(psi.values()))
     x = torch.zeros(points, *inputs.shape, dtype=getattr(torch, inputs.dtype))
     client = ClientData(x, torch.zeros(points, dtype=torch.int64))
-    size = fitted_size(config.batch_size, [client])
+    size = cap_batch_size(config.batch_size, [client])
     plan = batch_plan(Stream(0), 0, points, config.epochs, size)
     batches = local_batches(client, plan, first.device, first.dtype)
     broadcast = {n: method.server_state()[n].to(first) for n in method.broadcast}

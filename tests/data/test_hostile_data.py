@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from flowdup.batches import batch_plan, fitted_size
+from flowdup.batches import batch_plan, cap_batch_size
 from flowdup.client import ClientConfig
 from flowdup.config import load_config, read_config
 from flowdup.data.clients import ClientData
@@ -260,8 +260,8 @@ def test_a_download_larger_than_the_set_is_broken_off(tmp_path: Path) -> None:
 
 def test_a_batch_that_no_client_fills_costs_nothing() -> None:
     few = [ClientData(torch.zeros(n, 2)) for n in (3, 7)]
-    assert fitted_size(10**15, few) == 7
-    assert fitted_size(1024, few) == 1024  # as it always was, to the bit
+    assert cap_batch_size(10**15, few) == 7
+    assert cap_batch_size(1024, few) == 1024  # as it always was, to the bit
     table: dict[str, Any] = {
         "model": "mlp",
         "method": {"name": "fedavg"},
@@ -299,7 +299,7 @@ def test_a_sentence_on_femnist_is_short_whatever_the_file_says(tmp_path: Path) -
 
 def test_a_cut_batch_has_the_same_points_in_each_half() -> None:
     for points in range(1, 12):
-        size = fitted_size(10**6, [ClientData(torch.zeros(points, 1))])
+        size = cap_batch_size(10**6, [ClientData(torch.zeros(points, 1))])
         cut, whole = (
             batch_plan(Stream(3), 0, points, 2, b) for b in (size, ClientConfig().batch_size)
         )

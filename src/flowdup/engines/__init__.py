@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flowdup.batches import fitted_size
+from flowdup.batches import cap_batch_size
 from flowdup.client import ClientConfig
 from flowdup.data.clients import ClientData
 from flowdup.devices import parse_device
@@ -72,7 +72,7 @@ def build_engine(
             f"method.batch_size = {method.batch_size} must be client.batch_size = "
             f"{client.batch_size}"
         )
-    client = replace(client, batch_size=fitted_size(client.batch_size, clients))
+    client = replace(client, batch_size=cap_batch_size(client.batch_size, clients))
     device, dtype = config.torch_device(), config.torch_dtype()
     on_gpu = device.type == "cuda"
     if on_gpu:
