@@ -435,6 +435,7 @@ def test_a_folder_with_the_name_of_a_library_is_not_executed(tmp_path: Path) -> 
     """The installed command, in a folder where somebody else has put one."""
     (tmp_path / "sklearn").mkdir()
     (tmp_path / "sklearn" / "__init__.py").write_text("raise SystemExit('executed')")
-    command = [Path(sys.executable).with_name("flowdup"), "train", "digits", *SMALL, "--out", "run"]
+    flowdup = str(Path(sys.executable).with_name("flowdup"))
+    command = [flowdup, "train", "digits", *SMALL, "--out", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "executed" not in done.stderr, done.stderr
