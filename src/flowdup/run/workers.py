@@ -148,8 +148,7 @@ def _serve(connection: Connection, threads: int, modules: Sequence[str]) -> None
     received: list[int] = []  # signals
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent, too
     signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     torch.set_num_threads(threads)
     while job := connection.recv():
         try:
