@@ -86,3 +86,11 @@ def test_a_cohort_in_few_slots_gives_the_psi_of_one_in_many() -> None:
     few = {n: p.cpu() for n, p in last.state.psi.items()}
     many = psi_after("flowdup", "sgd", DEVICE, "batched", "float32", True, 4)
     assert distance(few, many) < 1e-3 * distance(many, start_of("flowdup"))
+
+
+def test_training_moves_no_random_state_of_the_gpu() -> None:
+    torch.cuda.manual_seed(1234)
+    before = torch.cuda.get_rng_state()
+    psi_after("flowdup", "sgd", DEVICE, "batched", "float32", True, 3)
+    psi_after("flowdup", "sgd", DEVICE, "sequential", "float32", True, 3)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
