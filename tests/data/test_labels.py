@@ -84,8 +84,8 @@ def test_a_client_without_the_trait_keeps_no_labels() -> None:
 def test_ones_own_clients_keep_labels_by_their_traits(tmp_path: Path) -> None:
     for i in range(12):
         x, y = np.eye(3, dtype="f4")[np.arange(9) % 3], np.arange(9) % 3
-        np.savez(tmp_path / f"c{i}.npz", x=x, y=y, **{"the site": f"s{i % 3}"})
-    traits = LabeledTraits.from_table({"the site": ["s2"]})
+        np.savez(tmp_path / f"c{i}.npz", x=x, y=y, site=f"s{i % 3}")
+    traits = labeled_at(site=["s2"])
     config = DataConfig(
         "folder",
         path=str(tmp_path),
@@ -94,7 +94,7 @@ def test_ones_own_clients_keep_labels_by_their_traits(tmp_path: Path) -> None:
         labeled_traits=traits,
     )
     for c in load_population(config, Stream(0)).train:
-        assert c.labeled == (c.traits["the site"] == "s2")
+        assert c.labeled == (c.traits["site"] == "s2")
 
 
 @pytest.mark.parametrize(
