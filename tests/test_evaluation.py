@@ -21,6 +21,7 @@ from flowdup.evaluation import (
     Summary,
     calibration_error,
     evaluate,
+    evaluate_by_support,
     macro_f1,
     metrics_table,
     nll,
@@ -105,6 +106,54 @@ def test_held_out_halves_are_random_and_a_clients_own() -> None:
         assert len(half) == len(rest) == 10 and not half & rest
         assert half != {tuple(row) for row in points[:10].tolist()} != rest
     assert halves[0] != halves[1]
+
+
+def test_against_the_size_of_the_support_nothing_else_differs() -> None:
+    """Larger supports hold the smaller ones, and the scored points are those of held-out."""
+    points = torch.arange(80).reshape(40, 2)
+    clients = [ClientData(points, torch.zeros(40).long())] * 2
+    runner, shown, scored = Asked(), [], []
+    for size in (1, 7, 20):
+        evaluate_by_support(runner, {}, clients, STREAM, [size])
+        shown.append([pair.support.tolist() for pair in runner.pairs])
+        scored.append([pair.query.tolist() for pair in runner.pairs])
+    evaluate(runner, {}, clients, STREAM)
+    assert [len(own) for own in shown[0] + shown[1]] == [1, 1, 7, 7]
+    for i, pair in enumerate(runner.pairs):
+        assert shown[0][i] == shown[1][i][:1] and shown[1][i] == shown[2][i][:7]
+        assert shown[2][i] == pair.support.tolist()
+        assert scored[0][i] == scored[1][i] == scored[2][i] == pair.query.tolist()
+
+
+@pytest.mark.parametrize("kind", ["sequential", "batched"])
+def test_a_support_of_the_whole_half_is_the_held_out_reading(kind: str) -> None:
+    m = method("flowdup")
+    params, clients = m.init(STREAM), [client(i, 20) for i in range(4)]
+    runner = engine(kind, m, "float32", ClientConfig(batch_size=10))
+    one, whole = evaluate_by_support(runner, params, clients, STREAM, [1, 10])
+    held_out = metrics_table(evaluate(runner, params, clients, STREAM))["held_out"]
+    assert whole.metrics == held_out != one.metrics
+    assert (one.points, one.clients, whole.points, whole.clients) == (1, 4, 10, 4)
+
+
+def test_only_clients_with_enough_points_for_the_largest_support_take_part() -> None:
+    clients = [labeled(20), labeled(9), labeled(19), labeled(18), labeled(20).unlabeled()]
+    rows = evaluate_by_support(ENGINES["batched"], {}, clients, STREAM, [2, 10])
+    assert [(row.points, row.clients) for row in rows] == [(2, 2), (10, 2)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([1, 11], "has 11 points to make a model from.* ask for 10 at most"),
+        ([0], "at least 1 point"),
+        ([-1, 2], "at least 1 point"),
+        ([2.5], "at least 1 point"),
+    ],
+)
+def test_supports_that_nobody_has_are_refused(sizes: list[int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        evaluate_by_support(ENGINES["batched"], {}, [labeled(20)], STREAM, sizes)
 
 
 def test_a_client_of_one_point_has_no_held_out_half() -> None:

@@ -50,6 +50,7 @@ Imports = Annotated[
     typer.Option("--import", help="Files or modules that register your own."),
 ]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
+Support = Annotated[str, typer.Option(help="Score models made from 1,5,25 points, too.")]
 
 
 @app.callback()
@@ -87,9 +88,9 @@ def train(
 
 
 @app.command()
-def evaluate(folder: Folder, as_json: Json = False) -> None:
+def evaluate(folder: Folder, support: Support = "", as_json: Json = False) -> None:
     """Personalize the test clients from their unlabeled points and print their metrics."""
-    result = evaluate_run(folder)
+    result = evaluate_run(folder, support=_whole_numbers(support))
     if as_json:
         print(json.dumps(result))
         return
@@ -98,7 +99,8 @@ def evaluate(folder: Folder, as_json: Json = False) -> None:
         "their models are made from all of their points and scored on them (transductive), or made "
         "from one half and scored on the other (held-out)"
     )
-    console.print(_metrics_table(result["metrics"]))
+    fewer = {f"from {row['points']}": row["metrics"] for row in result.get("support", [])}
+    console.print(_metrics_table(result["metrics"] | fewer))
 
 
 @app.command()
@@ -274,6 +276,12 @@ def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
         print(json.dumps(result))
     else:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",") if text):
+        raise ConfigError(f"whole numbers with commas between are needed, not '{text}'")
+    return [int(part) for part in text.split(",") if text]
 
 
 def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:

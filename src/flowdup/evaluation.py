@@ -5,6 +5,8 @@ Two readings of "unlabeled test clients", which papers do not always tell apart:
 transductive: personalize on all of a client's points and score these points.
 held_out:     personalize on one random half of them and score the other half.
 
+`evaluate_by_support` is held_out with models made from fewer points of the first half.
+
 Labels are compared with logits here and go nowhere else.
 """
 
@@ -142,7 +144,7 @@ def evaluate(
         raise DataError("no client to evaluate has labels to compare with: label some test clients")
     metrics = dict(METRICS)
     transductive = _transductive(engine, params, clients, metrics)
-    held_out = _held_out(engine, params, clients, metrics, stream)
+    held_out = _held_out(engine, params, clients, metrics, _halves(clients, stream))
     return [
         ClientScore(c.name, c.traits, len(c), dict(zip(READINGS, both, strict=True)))
         for c, *both in zip(clients, transductive, held_out, strict=True)
@@ -152,15 +154,57 @@ def evaluate(
 def metrics_table(scores: Sequence[ClientScore]) -> dict[str, dict[str, Summary]]:
     """`Summary` by reading and by metric."""
     return {
-        reading: {
-            name: summarize(
-                [s.metrics[reading][name] for s in scores if name in s.metrics[reading]],
-                metric.higher_is_better,
-            )
-            for name, metric in METRICS.items()
-        }
-        for reading in READINGS
+        reading: _summaries([score.metrics[reading] for score in scores]) for reading in READINGS
     }
+
+
+def _summaries(found: Sequence[Values]) -> dict[str, Summary]:
+    return {
+        name: summarize([own[name] for own in found if name in own], metric.higher_is_better)
+        for name, metric in METRICS.items()
+    }
+
+
+@dataclass(frozen=True)
+class SupportScore:
+    """Metrics over clients whose models are made from so many points each."""
+
+    points: int
+    clients: int
+    metrics: dict[str, Summary]
+
+
+def evaluate_by_support(
+    engine: Engine,
+    params: Params,
+    clients: Sequence[ClientData],
+    stream: Stream,
+    sizes: Sequence[int],
+) -> list[SupportScore]:
+    """Metrics against |X|: the first n points of a client's generating half make its model, for
+    every n of `sizes`, and the other half, always the same, is scored.
+
+    With the stream of `evaluate` the halves are the same as there.  Only clients with labels and
+    with enough points for the largest n take part, so that nothing but n differs.
+    """
+    if any(type(size) is not int or size < 1 for size in sizes):
+        raise ConfigError(
+            f"a model is made from at least 1 point: {list(sizes)} has another number"
+        )
+    halves, largest = _halves(clients, stream), max(sizes, default=0)
+    enough = {i: h for i, h in halves.items() if clients[i].labeled and len(h[0]) >= largest}
+    if not enough:
+        most = max((len(half) for half, _ in halves.values()), default=0)
+        raise ConfigError(
+            f"no labeled test client has {largest} points to make a model from and as many to "
+            f"score it on: ask for {most} at most, or train with larger data.points"
+        )
+    rows = []
+    for size in sizes:
+        fewer = {i: (support[:size], query) for i, (support, query) in enough.items()}
+        found = _held_out(engine, params, clients, dict(METRICS), fewer)
+        rows.append(SupportScore(size, len(enough), _summaries(found)))
+    return rows
 
 
 def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[ClientData]) -> Summary:
@@ -176,20 +220,28 @@ def _transductive(
     return [_values(own, c.y, metrics) for own, c in zip(logits, clients, strict=True)]
 
 
+Halves = dict[int, tuple[Tensor, Tensor]]  # by client: the points to generate from, and to score
+
+
+def _halves(clients: Sequence[ClientData], stream: Stream) -> Halves:
+    """Client i's order is substream i; a client of one point has no other half."""
+    halves = {}
+    for i, client in enumerate(clients):
+        order = torch.from_numpy(np.argsort(stream.substreams(i, 1, len(client))[0], kind="stable"))
+        if len(client) > 1:
+            support, query = order.tensor_split(2)
+            halves[i] = support, query
+    return halves
+
+
 def _held_out(
     engine: Engine,
     params: Params,
     clients: Sequence[ClientData],
     metrics: Mapping[str, Metric],
-    stream: Stream,
+    halves: Halves,
 ) -> list[Values]:
-    """Client i's order is substream i; a client of one point has no other half."""
     found: list[Values] = [{} for _ in clients]
-    halves = {}
-    for i, client in enumerate(clients):
-        order = torch.from_numpy(np.argsort(stream.substreams(i, 1, len(client))[0], kind="stable"))
-        if len(client) > 1:
-            halves[i] = order.tensor_split(2)
     pairs = [SupportQuery(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
     for (i, (_, query)), own in zip(halves.items(), engine.logits(params, pairs), strict=True):
         y = clients[i].y

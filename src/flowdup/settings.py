@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
@@ -89,6 +90,15 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
         raise ConfigError(f"setting '{name}' must be {bounds}, not {_quoted(value)}")
 
 
+def read_scalar(value: Any, path: str) -> Any:
+    """A single value of any type that TOML knows but dates, checked as a setting's is."""
+    if type(value) not in (str, int, float, bool):
+        raise ConfigError(
+            f"setting '{shorten(path)}' must have single values, not {_quoted(value)}"
+        )
+    return _convert(type(value), value, shorten(path))
+
+
 def plain(value: Any) -> Any:
     """Dataclasses as tables, tuples as lists."""
     if hasattr(value, "table"):
@@ -137,12 +147,16 @@ def _quoted(value: object) -> str:
 def _toml_lines(table: Table, path: tuple[str, ...]) -> Iterator[str]:
     scalars = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
     if path and scalars:
-        yield f"\n[{'.'.join(path)}]"
+        yield f"\n[{'.'.join(map(_toml_key, path))}]"
     for key, value in scalars.items():
-        yield f"{key} = {_toml_value(value)}"
+        yield f"{_toml_key(key)} = {_toml_value(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _toml_lines(value, (*path, key))
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:

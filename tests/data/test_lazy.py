@@ -77,6 +77,37 @@ def test_no_point_twice_and_as_many_classes_as_told_in_equal_parts(
         assert one.traits == {"classes": "+".join(str(c) for c in np.unique(one.y))}
 
 
+@given(st.integers(0, 10**6 - 1), st.integers(0, 5), st.sampled_from([0.1, 0.5, 3.0]))
+def test_unequal_shares_leave_a_client_its_points_and_classes(
+    number: int, classes: int, dirichlet: float
+) -> None:
+    recipe = Recipe(37, classes, (0, 90), True, dirichlet)
+    one, same = make(recipe)[number], make(recipe, 2 * 10**6)[number]
+    assert numbers(one) == numbers(same) and one.traits == same.traits
+    assert one.y is not None and (one.y == Y[numbers(one)]).all()
+    assert len(one) == len(set(numbers(one))) == 37 and min(numbers(one)) >= 200
+    counts = one.y.bincount()
+    assert one.traits["main_class"] == int(counts.argmax())
+    assert not classes or len(set(one.y.tolist())) <= classes
+
+
+def test_unequal_shares_have_the_concentration_that_is_told() -> None:
+    """The largest of ten shares, by 2000 clients of their own draws in numpy: 0.66 and 0.41."""
+    for dirichlet in (0.1, 0.5):
+        made = make(Recipe(70, 0, (), True, dirichlet))[:500]
+        largest = [int(c.y.bincount().max()) / 70 for c in made if c.y is not None]
+        draws = np.random.default_rng(0).dirichlet([dirichlet] * 10, 2000)
+        counts = np.array(
+            [np.random.default_rng(i).multinomial(70, q) for i, q in enumerate(draws)]
+        )
+        assert np.mean(largest) == pytest.approx(counts.max(1).mean() / 70, abs=0.03)
+
+
+def test_a_listing_names_unequal_shares_only_where_there_are_some() -> None:
+    assert "dirichlet" not in make(Recipe(10, 2, (), True)).recipe
+    assert make(Recipe(10, 2, (), True, 0.5)).recipe["dirichlet"] == 0.5
+
+
 def test_every_class_image_and_rotation_has_its_turn() -> None:
     made = make(Recipe(10, 2, (0, 90, 180, 270), True))[:2000]
     points = np.bincount([n for c in made for n in numbers(c)], minlength=1000)[200:]
@@ -125,6 +156,7 @@ def test_they_are_a_sequence() -> None:
     [
         (Recipe(801, 0, (), True), "only 800 are at hand: lower data.points"),
         (Recipe(162, 2, (), True), "needs 81 points and only 80"),
+        (Recipe(801, 2, (), True, 0.5), "only 800 are at hand"),
         (Recipe(25, 2, (), True), "divide"),
         (Recipe(110, 11, (), True), "at most 10"),
         (Recipe(10, 0, (45,), True), "multiples of 90"),

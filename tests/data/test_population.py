@@ -1,5 +1,6 @@
 """From settings to the clients of a federation."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,50 @@ def test_a_share_p_of_the_training_clients_keeps_its_labels(share: float, labele
     assert all(c.labeled for c in [*found.validation, *found.test])
 
 
+def test_stratified_groups_change_and_others_stay() -> None:
+    config = replace(DIGITS, classes_per_client=2, rotations=(0, 90), validation_clients=50)
+    plain = load_population(config, Stream(0)).listing()
+    found = load_population(replace(config, stratified=("validation",)), Stream(0))
+    assert found.listing()["train"] == plain["train"] and found.listing()["test"] == plain["test"]
+    assert found.listing()["validation"] != plain["validation"]
+    pairs = Counter(c.traits["classes"] for c in found.validation)
+    assert len(pairs) == 45 and max(pairs.values()) == 2
+    assert Counter(c.traits["rotation"] for c in found.validation) == {0: 25, 90: 25}
+    a, b = (
+        {i for row in found.listing()[g] for i in row["images"]} for g in ("train", "validation")
+    )
+    assert not a & b
+    both = load_population(replace(config, stratified=("test", "validation")), Stream(0)).listing()
+    assert both["validation"] == found.listing()["validation"] and both["train"] == plain["train"]
+    assert both["test"] != plain["test"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("dirichlet", [0.1, 0.5])
+def test_groups_of_dirichlet_clients_share_no_image(overlap: bool, dirichlet: float) -> None:
+    config = replace(DIGITS, overlap=overlap, dirichlet=dirichlet, rotations=(0, 90))
+    listed = load_population(config, Stream(0)).listing()
+    train, validation = (
+        {i for row in listed[g] for i in row["images"]} for g in listed if g != "test"
+    )
+    assert not train & validation
+    assert all(row["points"] == 20 and "rotation" in row["traits"] for row in listed["test"])
+    same = load_population(config, Stream(0)).listing()
+    assert listed == same != load_population(config, Stream(1)).listing()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dirichlet": 0.1}, r"set data.dirichlet = 0.0$"),
+        ({"stratified": ("test",)}, r"set data.stratified = \[\]$"),
+    ],
+)
+def test_clients_of_their_own_are_not_made_by_a_recipe(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_population(DataConfig("folder", **change), Stream(0))
+
+
 def test_pools_have_all_classes_in_proportion() -> None:
     """Else the rarest class of a small pool could not serve all clients that draw it."""
     config = replace(DIGITS, points=40, classes_per_client=2, validation_clients=10)
@@ -95,6 +140,8 @@ def test_unknown_sources_and_too_large_clients_are_refused() -> None:
         ({"validation_clients": -1}, "data.validation_clients' must be at least 0"),
         ({"test_clients": -1}, "data.test_clients' must be at least 0"),
         ({"classes_per_client": -1}, "data.classes_per_client' must be at least 0"),
+        ({"dirichlet": -0.1}, "data.dirichlet' must be at least 0"),
+        ({"stratified": ("train",)}, "data.stratified must name groups, validation or test"),
         ({"classes": -1}, "data.classes' must be at least 0"),
         ({"labeled_fraction": 1.5}, "data.labeled_fraction' must be between 0 and 1"),
         ({"labeled_fraction": float("nan")}, "data.labeled_fraction' must be between 0 and 1"),

@@ -3,19 +3,19 @@
 Every draw comes from a named stream, so a seed gives the same clients everywhere.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from flowdup.data.class_shares import draw_class_counts
 from flowdup.data.clients import ClientData, Trait
+from flowdup.data.strata import Indices, choose_classes, stratify
 from flowdup.errors import ConfigError
 from flowdup.memory import check_memory
-from flowdup.random import Stream
-
-Indices = NDArray[np.int64]
+from flowdup.random import Stream, distinct
 
 
 @dataclass(frozen=True)
@@ -24,26 +24,51 @@ class Recipe:
     classes_per_client: int = 0  # 0: all
     rotations: tuple[int, ...] = ()  # degrees, one of them drawn per client; empty: none
     overlap: bool = False  # whether two clients may share a point
+    dirichlet: float = 0.0  # concentration of a client's label shares; 0: equal, or the pool's
+
+    def listing(self) -> dict[str, Any]:
+        """For people to read, and to tell one recipe from another; what came later is named only
+        where it is set, so that runs from before go on.
+        """
+        return {n: v for n, v in asdict(self).items() if n != "dirichlet" or v}
 
 
 def make_clients(
-    recipe: Recipe, x: Tensor, y: Tensor, pool: Tensor, clients: int, stream: Stream
+    recipe: Recipe,
+    x: Tensor,
+    y: Tensor,
+    pool: Tensor,
+    clients: int,
+    stream: Stream,
+    stratified: bool = False,
 ) -> list[ClientData]:
     """Clients by a recipe from images x [n, channels, height, width] and labels y [n].
 
-    `pool` has the numbers of the images that they may be made of.
+    `pool` has the numbers of the images that they may be made of.  Where `stratified`, every set of
+    classes and every rotation occurs equally often, up to one.
     """
     if not clients:
         return []
     _check_count(recipe, clients, x, len(pool))
-    if recipe.classes_per_client:
-        dealt = _by_class(recipe, y[pool].numpy(), clients, stream)
+    check_rotations(recipe.rotations, x.shape[-2:])
+    labels, rotations = y[pool].numpy(), recipe.rotations or (0,)
+    classes, per_client = np.unique(labels), recipe.classes_per_client
+    check_classes(recipe, classes.size)
+    if stratified:
+        strata = stream.child("strata")
+        chosen, turns = stratify(clients, per_client, classes.size, len(rotations), strata)
+    else:
+        chosen = choose_classes(clients, per_client, classes.size, stream.child("classes"))
+        turns = stream.child("rotation").integers(clients, len(rotations))
+    if recipe.dirichlet:
+        dealt = _by_shares(recipe, labels, chosen, stream)
+    elif per_client:
+        dealt = _by_class(recipe, labels, chosen, stream)
     else:
         every = np.arange(len(pool))
         dealt = _deal(every, clients, recipe.points, recipe.overlap, stream.child("points"))
-    turns = _turns(clients, recipe.rotations, x.shape[-2:], stream)
     return [
-        make_client(recipe, x, y, pool[places], turn, f"{stream.path[-1]}-{number}")
+        make_client(recipe, x, y, pool[places], rotations[turn], f"{stream.path[-1]}-{number}")
         for number, (places, turn) in enumerate(zip(dealt, turns, strict=True))
     ]
 
@@ -58,6 +83,8 @@ def make_client(
         traits["rotation"] = turn
     if recipe.classes_per_client:
         traits["classes"] = "+".join(map(str, sorted(set(labels.tolist()))))
+    if recipe.dirichlet:
+        traits["main_class"] = int(labels.bincount().argmax())
     images = torch.rot90(x.index_select(0, part), turn // 90, (-2, -1)).contiguous()
     return ClientData(images, labels, name, traits, tuple(part.tolist()))
 
@@ -73,14 +100,11 @@ def _deal(pool: Indices, hands: int, size: int, overlap: bool, stream: Stream) -
     return list(pool[stream.permutation(pool.size)[: hands * size]].reshape(hands, size))
 
 
-def _by_class(recipe: Recipe, y: Indices, clients: int, stream: Stream) -> list[Indices]:
-    """Each client has some classes, with the same number of points of each."""
-    classes, per_client = np.unique(y), recipe.classes_per_client
-    check_classes(recipe, classes.size)
-    size = recipe.points // per_client
-    chosen = _choose_classes(clients, per_client, classes.size, stream.child("classes"))
+def _by_class(recipe: Recipe, y: Indices, chosen: Indices, stream: Stream) -> list[Indices]:
+    """Each client has the same number of points of each of its classes."""
+    size = recipe.points // recipe.classes_per_client
     shards = {}
-    for index, label in enumerate(classes):
+    for index, label in enumerate(np.unique(y)):
         hands = int((chosen == index).sum())
         pool = np.flatnonzero(y == label)
         dealt = _deal(pool, hands, size, recipe.overlap, stream.child("points", int(label)))
@@ -88,27 +112,31 @@ def _by_class(recipe: Recipe, y: Indices, clients: int, stream: Stream) -> list[
     return [np.concatenate([next(shards[index]) for index in row]) for row in chosen.tolist()]
 
 
-def _choose_classes(clients: int, per_client: int, classes: int, stream: Stream) -> Indices:
-    """Distinct classes for every client, each class used equally often.  # [clients, per_client]
+def _by_shares(recipe: Recipe, y: Indices, chosen: Indices, stream: Stream) -> list[Indices]:
+    """Each client has Dirichlet shares of its classes, of all if it has none of its own.
 
-    A client takes the classes used least so far, ties broken at random.
+    Disjoint clients are dealt one after the other: beware that the last ones take of their classes
+    what the others left, and points of other classes where that is not enough.
     """
-    used = np.zeros(classes, np.int64)
-    rows = []
-    for noise in stream.substreams(0, clients, classes):
-        row = np.lexsort((noise, used))[:per_client]
-        used[row] += 1
-        rows.append(row)
-    return np.array(rows, np.int64).reshape(clients, per_client)
-
-
-def _turns(
-    clients: int, rotations: tuple[int, ...], size: tuple[int, ...], stream: Stream
-) -> list[int]:
-    if not rotations:
-        return [0] * clients
-    check_rotations(rotations, size)
-    return [rotations[i] for i in stream.child("rotation").integers(clients, len(rotations))]
+    check_size(recipe.points, y.size)
+    piles = []
+    for label in np.unique(y):
+        pile, draw = np.flatnonzero(y == label), stream.child("points", int(label))
+        piles.append(pile if recipe.overlap else pile[draw.permutation(pile.size)])
+    left, every, hands = [pile.size for pile in piles], range(len(piles)), []
+    for number, row in enumerate(chosen.tolist()):
+        words = stream.child("shares").substreams(number, 1, 2 * recipe.points)[0].tolist()
+        counts = draw_class_counts(words[: recipe.points], row or every, left, recipe.dirichlet)
+        places = iter(words[recipe.points :])
+        if recipe.overlap:
+            own = [
+                pile[distinct(places, n, pile.size)] for pile, n in zip(piles, counts, strict=True)
+            ]
+        else:
+            own = [pile[m - n : m] for pile, m, n in zip(piles, left, counts, strict=True)]
+            left = [m - n for m, n in zip(left, counts, strict=True)]
+        hands.append(np.concatenate(own))
+    return hands
 
 
 def _check_count(recipe: Recipe, clients: int, x: Tensor, at_hand: int) -> None:
@@ -136,10 +164,12 @@ def check_size(size: int, at_hand: int) -> None:
 
 
 def check_classes(recipe: Recipe, classes: int) -> None:
-    if recipe.classes_per_client > classes or recipe.points % recipe.classes_per_client:
+    per_client = recipe.classes_per_client
+    uneven = per_client and not recipe.dirichlet and recipe.points % per_client
+    if per_client > classes or uneven:
         raise ConfigError(
-            f"data.classes_per_client = {recipe.classes_per_client} must be at most {classes} and "
-            f"divide data.points = {recipe.points}"
+            f"data.classes_per_client = {per_client} must be at most {classes} and, without "
+            f"data.dirichlet, divide data.points = {recipe.points}"
         )
 
 

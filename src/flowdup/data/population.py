@@ -1,7 +1,7 @@
 """From the settings of `data` to the clients of a federation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flowdup.data.clients import ClientData, InputSpec, LazyClients, Population
+from flowdup.data.clients import ClientData, InputSpec, Population
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import ImageSet
+from flowdup.data.labels import LabeledTraits, hide_labels
 from flowdup.data.lazy import lazy_clients
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, data_folder
@@ -28,9 +29,17 @@ _LEAST = {
     "validation_clients": 0,
     "test_clients": 0,
     "classes_per_client": 0,
+    "dirichlet": 0,
     "classes": 0,
 }
-_UNSET = {"classes_per_client": "0", "rotations": "[]", "overlap": "false", "lazy": "false"}  # TOML
+_UNSET = {  # in TOML
+    "classes_per_client": "0",
+    "dirichlet": "0.0",
+    "rotations": "[]",
+    "stratified": "[]",
+    "overlap": "false",
+    "lazy": "false",
+}
 _LAZY_VALIDATION = 0.2  # the share of the images that validation clients have beside lazy ones
 
 
@@ -41,11 +50,16 @@ class DataConfig:
     validation_clients: int = 50
     test_clients: int = 100
     labeled_fraction: float = 1.0  # p: the share of training clients that keep their labels
+    labeled_traits: LabeledTraits = field(default_factory=LabeledTraits)  # that these must have
 
     # simulated clients
     points: int = 100  # per client
     classes_per_client: int = 0  # 0: all
+    dirichlet: float = 0.0  # concentration of a client's label shares (of all classes, or of its
+    # own); 0: equally many points of each of its classes, or as all images have them
     rotations: tuple[int, ...] = ()  # degrees; every client has one of them
+    stratified: tuple[str, ...] = ()  # groups (validation, test) that have every set of classes and
+    # every rotation equally often; others draw them
     overlap: bool = False  # whether two clients of a group may share a point
     lazy: bool = False  # whether training clients are made when asked for and never stored
 
@@ -64,6 +78,10 @@ class DataConfig:
             check_range(f"data.{name}", getattr(self, name), least)
         check_range("data.train_clients", self.train_clients, 0, 2**32)  # one is drawn by a word
         check_range("data.labeled_fraction", self.labeled_fraction, 0, 1)
+        if not {*self.stratified} <= {"validation", "test"}:
+            raise ConfigError(
+                f"data.stratified must name groups, validation or test, not {list(self.stratified)}"
+            )
         if any(size < 1 for size in self.shape):
             raise ConfigError(f"data.shape must have sizes of at least 1, not {list(self.shape)}")
         if not all(0 < s < inf for s in self.std) or not all(map(isfinite, self.mean)):
@@ -87,7 +105,9 @@ def load_population(config: DataConfig, stream: Stream) -> Population:
     found = LOADERS.find(config.source)(config, stream)
     population = found if isinstance(found, Population) else _population(found, config, stream)
     population = population.checked()
-    return replace(population, train=_hide_labels(population.train, config, stream))
+    fraction, traits = config.labeled_fraction, config.labeled_traits
+    train = hide_labels(population.train, fraction, traits, stream.child("labels"))
+    return replace(population, train=train)
 
 
 def register_source(name: str, load: Loader) -> None:
@@ -137,7 +157,7 @@ def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Populati
     cut = round(share * total) if config.overlap else config.validation_clients * config.points
     cut = min(cut, total)  # too many are refused below, by name
     order = stream.child("pool").permutation(total)
-    if config.classes_per_client:
+    if config.classes_per_client or config.dirichlet:
         order = _interleave_classes(order, images.y_train.numpy())
     validation, train = torch.from_numpy(order).tensor_split([cut])
     pools = {
@@ -150,9 +170,17 @@ def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Populati
         "validation": config.validation_clients,
         "test": config.test_clients,
     }
-    recipe = Recipe(config.points, config.classes_per_client, config.rotations, config.overlap)
+    recipe = Recipe(
+        config.points,
+        config.classes_per_client,
+        config.rotations,
+        config.overlap,
+        config.dirichlet,
+    )
     groups: dict[str, Sequence[ClientData]] = {
-        name: make_clients(recipe, *pools[name], counts[name], stream.child(name))
+        name: make_clients(
+            recipe, *pools[name], counts[name], stream.child(name), name in config.stratified
+        )
         for name in pools
         if not (config.lazy and name == "train")
     }
@@ -240,19 +268,6 @@ def _count_classes(clients: Sequence[ClientData]) -> int:
             "the number of classes cannot be read from the training labels: set data.classes"
         )
     return largest + 1
-
-
-def _hide_labels(
-    clients: Sequence[ClientData], config: DataConfig, stream: Stream
-) -> Sequence[ClientData]:
-    """Keep the labels of a random share p of the clients; lazy ones are made so, the first of them
-    having labels.
-    """
-    if config.labeled_fraction == 1 or isinstance(clients, LazyClients):
-        return clients
-    order = stream.child("labels").permutation(len(clients))
-    keep = set(order[: round(config.labeled_fraction * len(clients))].tolist())
-    return [c if i in keep else c.unlabeled() for i, c in enumerate(clients)]
 
 
 def _public(source: ImageSet | Femnist) -> Loader:

@@ -11,7 +11,7 @@ import torch
 from flowdup.data import ClientData, Population, load_population
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, DataError
-from flowdup.evaluation import evaluate, metrics_table
+from flowdup.evaluation import Summary, evaluate, evaluate_by_support, metrics_table
 from flowdup.personalize import load
 from flowdup.provenance import provenance
 from flowdup.random import Stream
@@ -23,11 +23,14 @@ from flowdup.run.simulation import Simulation
 _MOST_IN_A_FIGURE = 10_000  # clients
 
 
-def evaluate_run(out: str | Path, population: Population | None = None) -> dict[str, Any]:
+def evaluate_run(
+    out: str | Path, population: Population | None = None, support: Sequence[int] = ()
+) -> dict[str, Any]:
     """Personalize every test client from its unlabeled points and score it; writes the result.
 
     `metrics` is a table by reading and by metric (`evaluation.Summary`); every client has its own
-    values under the same names.
+    values under the same names.  `support`, where it is given, has the metrics of models made from
+    so many points each (`evaluation.SupportScore`).
     """
     folder = RunFolder(Path(out))
     simulation = Simulation(stored_config(folder), population)
@@ -35,16 +38,13 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
         check_clients(folder, simulation.listing())
     state = simulation.load_state(folder.checkpoint)
     stream = simulation.stream.child("held-out")
-    scores = evaluate(simulation.engine, state.psi, simulation.population.test, stream)
-    summaries = metrics_table(scores)
+    clients = simulation.population.test
+    scores = evaluate(simulation.engine, state.psi, clients, stream)
     result = {
         "method": simulation.config.method.name,
         "k": simulation.method.k,
         "round": state.round,
-        "metrics": {
-            reading: {name: _finite(asdict(summary)) for name, summary in table.items()}
-            for reading, table in summaries.items()
-        },
+        "metrics": {reading: _plain(table) for reading, table in metrics_table(scores).items()},
         "cost": asdict(simulation.cost(state.psi)),
         "clients": [
             asdict(score) | {"metrics": {r: _finite(own) for r, own in score.metrics.items()}}
@@ -52,10 +52,17 @@ def evaluate_run(out: str | Path, population: Population | None = None) -> dict[
         ],
         **provenance(simulation.device),
     }
+    if support:
+        rows = evaluate_by_support(simulation.engine, state.psi, clients, stream, support)
+        result["support"] = [asdict(row) | {"metrics": _plain(row.metrics)} for row in rows]
     if is_main_process():
         folder.write_evaluation(result)
         write_report(folder.path)
     return result
+
+
+def _plain(table: Mapping[str, Summary]) -> dict[str, dict[str, float | None]]:
+    return {name: _finite(asdict(summary)) for name, summary in table.items()}
 
 
 def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
