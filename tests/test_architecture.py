@@ -20,7 +20,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "registry",
     ),
     *("data", "models", "rank_one", "subspace", "hypernetwork", "methods"),
-    *("batches", "messages", "aggregation", "optimizers", "client"),
+    *("augmentation", "batches", "messages", "aggregation", "optimizers", "client"),
     *("accelerate", "engines", "server"),
     *("checkpoint", "evaluation", "personalize", "cost", "config", "laws"),
     *("report", "run", "progress", "cli"),

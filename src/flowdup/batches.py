@@ -10,17 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowdup.augmentation import POINT, Augmentation, refuse_other_than_images
 from flowdup.data.clients import ClientData, LazyClients
 from flowdup.methods.base import Batch
 from flowdup.random import Stream
 
 _UNCAPPED = 1024  # rows of a batch that are cheap enough to be empty
+_AS_IT_IS = Augmentation()
 
-Plan = NDArray[np.int64]  # [steps, B]: the point in every row of every batch; -1: none
+# [steps, B]: the point in every row of every batch, in the upper bits how it is augmented; -1: none
+Plan = NDArray[np.int64]
 
 
 def batch_plans(
-    orders: Stream, points: Mapping[int, int], epochs: int, size: int
+    orders: Stream,
+    points: Mapping[int, int],
+    epochs: int,
+    size: int,
+    augmentation: Augmentation = _AS_IT_IS,
 ) -> dict[int, Plan]:
     """The batches of a round by position in the cohort, for clients with so many points.
 
@@ -43,12 +50,26 @@ def batch_plans(
         alike, places = np.flatnonzero(sizes == n), _places(int(n), size)
         whole = np.concatenate([order[alike][:, places] for order in epoch_orders], axis=1)
         plans |= zip(positions[alike].tolist(), whole, strict=True)
+    if augmentation:
+        most, draw = max(map(len, plans.values())), orders.child("augmentation")
+        words = draw.substreams(first, max(points) - first + 1, most * size)
+        changes = augmentation.changes(words.reshape(-1, most, size))
+        for position, plan in plans.items():
+            change = changes[position - first, : len(plan)]
+            plans[position] = np.where(plan < 0, plan, plan | change)
     return {position: plans[position] for position in points}
 
 
-def batch_plan(orders: Stream, position: int, points: int, epochs: int, size: int) -> Plan:
+def batch_plan(
+    orders: Stream,
+    position: int,
+    points: int,
+    epochs: int,
+    size: int,
+    augmentation: Augmentation = _AS_IT_IS,
+) -> Plan:
     """That of one client."""
-    return batch_plans(orders, {position: points}, epochs, size)[position]
+    return batch_plans(orders, {position: points}, epochs, size, augmentation)[position]
 
 
 @cache
@@ -74,24 +95,35 @@ class PointPool(NamedTuple):
     x: Tensor  # [points, *shape], for images [points, height, width, channels]
     y: Tensor  # [points], -1 where there is no label
     first: Mapping[int, int]  # by client, the row of its first point
+    augmentation: Augmentation = _AS_IT_IS
 
     @classmethod
-    def of(cls, clients: Mapping[int, ClientData], device: torch.device) -> "PointPool":
+    def of(
+        cls,
+        clients: Mapping[int, ClientData],
+        device: torch.device,
+        augmentation: Augmentation = _AS_IT_IS,
+    ) -> "PointPool":
         """One client after the other; on the host it takes twice their memory at most."""
         members = list(clients.values())
         x, y = members[0].x, _labels(members[0])
+        if augmentation:
+            refuse_other_than_images(x)
         if len(members) > 1:
             x, y = torch.cat([m.x for m in members]), torch.cat([_labels(m) for m in members])
         first = dict(zip(clients, accumulate(map(len, members), initial=0), strict=False))
         if x.ndim == 4:
             x = x.movedim(1, -1).contiguous()
-        return cls(x.to(device), y.to(device), first)
+        return cls(x.to(device), y.to(device), first, augmentation)
 
     def batch(self, rows: Tensor, dtype: torch.dtype) -> Batch:
         """The points in these rows [..., B]; -1 stands for none."""
         present, rows = rows >= 0, rows.clamp(min=0)
-        x = self.x.index_select(0, rows.flatten())  # on a CPU ten times as fast as self.x[rows]
-        x, y = x.reshape(*rows.shape, *self.x.shape[1:]), self.y[rows]
+        if self.augmentation:
+            x, y = self.augmentation.images(self.x, rows), self.y[rows & POINT]
+        else:
+            x = self.x.index_select(0, rows.flatten())  # on a CPU ten times as fast as self.x[rows]
+            x, y = x.reshape(*rows.shape, *self.x.shape[1:]), self.y[rows]
         if self.x.ndim == 4:
             x = x.movedim(-1, -3)
         labeled = present & (y >= 0)
@@ -99,10 +131,14 @@ class PointPool(NamedTuple):
 
 
 def local_batches(
-    client: ClientData, plan: Plan, device: torch.device, dtype: torch.dtype
+    client: ClientData,
+    plan: Plan,
+    device: torch.device,
+    dtype: torch.dtype,
+    augmentation: Augmentation = _AS_IT_IS,
 ) -> Batch:
     """All of one client's batches of a round, [steps, B, ...]."""
-    pool = PointPool.of({0: client}, device)
+    pool = PointPool.of({0: client}, device, augmentation)
     batch = pool.batch(torch.from_numpy(plan).to(device), dtype)
     if client.x.ndim == 4 and client.x.shape[1] == 1:
         # one channel lies first and last at once; strides say which, and torch's kernels differ

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flowdup.augmentation import Augmentation
 from flowdup.messages import Reply, Task
 from flowdup.methods.base import Batch, Objective
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
@@ -21,12 +22,19 @@ class ClientConfig:
     batch_size: int = 50
     clip: float = 1.0  # the largest norm of a gradient; 0: no limit
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mirror: bool = False  # training images mirrored, half of them at random
+    shift: int = 0  # and moved at random, by up to so many pixels in each direction
 
     def __post_init__(self) -> None:
         check_range("client.epochs", self.epochs, 1)
         check_range("client.batch_size", self.batch_size, 2)  # a batch is cut in two halves
         check_range("client.clip", self.clip, 0)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
+        Augmentation(self.mirror, self.shift)  # likewise
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation(self.mirror, self.shift)
 
     def steps(self, points: int) -> int:
         """How many local steps a client with so many points takes in a round."""

@@ -1,6 +1,7 @@
 """The hypernetwork h(X) = h2(r(X)) with r(X) = mean of h1(x) over x in X (paper, eq. 3)."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
-from flowdup.models.network import Network
+from flowdup.errors import ConfigError
+from flowdup.models.network import Network, Weights
 from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
 from flowdup.rank_one import apply
@@ -21,6 +23,7 @@ class HypernetworkConfig:
     embedding: int = 256
     hidden: int = 100
     layers: int = 1  # hidden ones of h2
+    pooling: str = "mean"  # of h1 over a set; or mean-std: the deviation of every feature as well
     normalize: bool = True  # LayerNorm of r(X) before h2
     output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0
     chunk: int = 2048  # inputs that pass through h1 at once
@@ -29,11 +32,20 @@ class HypernetworkConfig:
         for name in ("embedding", "hidden", "chunk"):
             check_range(f"method.hypernetwork.{name}", getattr(self, name), 1)
         check_range("method.hypernetwork.layers", self.layers, 1, 1000)
+        if self.pooling not in ("mean", "mean-std"):
+            raise ConfigError(
+                f"method.hypernetwork.pooling is 'mean' or 'mean-std', not '{self.pooling}'"
+            )
+
+    @property
+    def width(self) -> int:
+        """Of r(X)."""
+        return self.embedding * (2 if self.pooling == "mean-std" else 1)
 
     def head_size(self, k: int) -> int:
         """How many weights h2 has."""
         inner = (self.layers - 1) * (self.hidden + 1) * self.hidden
-        return (self.embedding + 1) * self.hidden + inner + (self.hidden + 1) * k
+        return (self.width + 1) * self.hidden + inner + (self.hidden + 1) * k
 
 
 class Hypernetwork:
@@ -44,12 +56,19 @@ class Hypernetwork:
     tensor over a memory-mapped file.
     """
 
-    def __init__(self, config: HypernetworkConfig, h1: Network, k: int) -> None:
-        self.config, self.h1, self.k = config, h1, k
+    def __init__(
+        self, config: HypernetworkConfig, h1: Network, k: int, start: Weights | None = None
+    ) -> None:
+        self.config, self.h1, self.k, self.start = config, h1, k, start or {}
 
     def init(self, stream: Stream) -> Params:
-        inputs, hidden = self.config.embedding, self.config.hidden
-        params = prefixed("h1.", self.h1.init(stream.child("h1")))
+        """h1 begins from the weights in `start` whose names and shapes it has: with the model's own
+        architecture, all but the last layer.
+        """
+        inputs, hidden = self.config.width, self.config.hidden
+        h1 = self.h1.init(stream.child("h1"))
+        h1 |= {n: w for n, w in self.start.items() if n in h1 and h1[n].shape == w.shape}
+        params = prefixed("h1.", h1)
         for name in self._hidden():
             params[f"{name}.weight"] = _uniform(stream.child(name), hidden, inputs, 1.0)
             params[f"{name}.bias"] = torch.zeros(hidden)
@@ -69,13 +88,24 @@ class Hypernetwork:
         return ["h2.hidden", *(f"h2.hidden-{i}" for i in range(2, self.config.layers + 1))]
 
     def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
-        """r(X) = (1 / |X|) sum over x in X of h1(x)."""  # [embedding]
+        """r(X) = (1 / |X|) sum over x in X of h1(x); with "mean-std" also the deviations."""
         h1 = strip_prefix(params, "h1.")
         chunks = zip(*(torch.split(t, self.config.chunk) for t in (x, present)), strict=True)
-        total = sum(
-            (here @ self.h1(h1, rows) for rows, here in chunks), start=present.new_zeros(())
-        )
-        return total / present.sum().clamp(min=1)
+        features = ((self.h1(h1, rows), here) for rows, here in chunks)
+        return self.pool(features)
+
+    def pool(self, features: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Chunks of h1(x) [n, embedding], with what is present, as one r(X) [width]."""
+        points, total, squares = 0, 0, 0
+        for z, here in features:
+            points, total = points + here.sum(), total + here @ z
+            if self.config.pooling == "mean-std":
+                squares = squares + here @ z.square()
+        mean = total / points.clamp(min=1)
+        if self.config.pooling == "mean":
+            return mean
+        variance = (squares / points.clamp(min=1) - mean.square()).clamp(min=1e-6)
+        return torch.cat([mean, variance.sqrt()])
 
     def head(self, params: Params, r: Tensor) -> Tensor:
         """v = h2(r)."""  # [k]

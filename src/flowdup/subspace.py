@@ -200,6 +200,7 @@ class Subspace:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         compute: torch.dtype | None = None,  # of products with signs; None: dtype
+        start: Weights | None = None,  # theta_0; None: drawn by the seed
     ) -> None:
         self.d = network.size
         self.k = config.k or self.d
@@ -221,7 +222,7 @@ class Subspace:
         scales = zip(self.sizes, self.scale.values(), strict=True)
         rows = torch.cat([torch.full((n,), s, dtype=torch.float32) for n, s in scales])  # [d]
         self.expansion = KINDS[config.kind](stream.child("expansion"), rows, self.k)
-        start = network.init(stream.child("theta_0"))
+        start = start or network.init(stream.child("theta_0"))
         self.theta_0 = torch.cat([start[name].flatten() for name in self.shapes])  # [d]
         self.fingerprint = self._fingerprint(config.kind)
         self._move(device, dtype, compute or dtype)

@@ -55,10 +55,11 @@ class BatchedEngine:
     def train(self, task: Task) -> Iterator[Reply]:
         """One reply, the sum of all."""
         members = {number: self.clients[number] for number in task.cohort.values()}
-        pool = self.resident or PointPool.of(members, self.device)
+        pool = self.resident or PointPool.of(members, self.device, self.config.augmentation)
         points = {position: len(members[number]) for position, number in task.cohort.items()}
         orders = self.stream.child("order", task.round)
-        plans = batch_plans(orders, points, self.config.epochs, self.config.batch_size)
+        size = self.config.epochs, self.config.batch_size
+        plans = batch_plans(orders, points, *size, self.config.augmentation)
         first = [pool.first[number] for number in task.cohort.values()]
         slots, rows = self._run(task, [*plans.values()], first, pool)
         delta = self.packed.unpack(slots.delta)
@@ -74,7 +75,9 @@ class BatchedEngine:
             return None
         free, _ = torch.cuda.mem_get_info(self.device)
         fits = input_bytes(self.clients) <= _SHARE * free
-        return PointPool.of(dict(enumerate(self.clients)), self.device) if fits else None
+        if not fits:
+            return None
+        return PointPool.of(dict(enumerate(self.clients)), self.device, self.config.augmentation)
 
     def _run(
         self, task: Task, plans: list[Plan], first: list[int], pool: PointPool

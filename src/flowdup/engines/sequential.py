@@ -55,13 +55,14 @@ class SequentialEngine:
 
     def train(self, task: Task) -> Iterator[Reply]:
         orders = self.stream.child("order", task.round)
+        augmentation = self.config.augmentation
 
         def batches() -> Iterator[Batch]:
             for position, number in task.cohort.items():
                 client = self.clients[number]
                 size = self.config.epochs, self.config.batch_size
-                plan = batch_plan(orders, position, len(client), *size)
-                yield local_batches(client, plan, self.device, self.dtype)
+                plan = batch_plan(orders, position, len(client), *size, augmentation)
+                yield local_batches(client, plan, self.device, self.dtype, augmentation)
 
         work = batches()
         first = next(work)

@@ -12,6 +12,7 @@ from flowdup.methods.base import Batch, Method, NoSettings, Objective
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
 from flowdup.methods.fedavg_em import FedAvgEM, FedAvgEMConfig
+from flowdup.methods.fedavg_pseudo import FedAvgPseudo, FedAvgPseudoConfig
 from flowdup.methods.fedavg_tent import FedAvgTent, FedAvgTentConfig
 from flowdup.methods.fedprox import FedProx, FedProxConfig
 from flowdup.methods.fedtta import FedTTA, FedTTAConfig
@@ -51,6 +52,7 @@ METHODS = Registry(
         "ld-fedavg": MethodEntry(LDFedAvg, LDFedAvgConfig),
         "fedtta": MethodEntry(FedTTA, FedTTAConfig),
         "fedavg-tent": MethodEntry(FedAvgTent, FedAvgTentConfig),
+        "fedavg-pseudo": MethodEntry(FedAvgPseudo, FedAvgPseudoConfig),
         "fedavg-em": MethodEntry(FedAvgEM, FedAvgEMConfig),
         "pefll": MethodEntry(PeFLL, PeFLLConfig),
         "odpfl-hn": MethodEntry(ODPFLHN, ODPFLHNConfig),

@@ -92,6 +92,23 @@ def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * batch.labeled).sum() / batch.labeled.sum().clamp(min=1)
 
 
+def pseudo_loss(logits: Tensor, batch: Batch, sure: float = 0.9, steps: int = 5) -> Tensor:
+    """Cross-entropy of rows without a label with the classes that the model gives them, where it is
+    sure once it has found the client's label shares (EM on this batch).
+    """
+    without = batch.present - batch.labeled
+    with torch.no_grad():
+        n = without.sum().clamp(min=1)
+        shift = torch.zeros_like(logits[0])
+        for _ in range(steps):
+            q = without @ (logits + shift).softmax(1) / n
+            shift = q.clamp(min=1e-6).log()
+        confidence, y = (logits + shift).softmax(1).max(1)
+        counted = without * (confidence > sure)
+    losses = cross_entropy(logits, y, reduction="none")
+    return (losses * counted).sum() / n
+
+
 def sum_gradients(
     loss: Callable[[Weights, Tensor, Tensor], Tensor],
     weights: Weights,

@@ -9,7 +9,7 @@ from flowdup.data.clients import InputSpec
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
 from flowdup.memory import check_memory
-from flowdup.models import Network, build_network
+from flowdup.models import Network, Weights, build_network
 from flowdup.random import Stream
 from flowdup.subspace import Subspace, SubspaceConfig
 
@@ -23,6 +23,7 @@ class MethodContext:
     dtype: torch.dtype = torch.float32
     compute: torch.dtype | None = None  # of networks and expansions; None: dtype
     most_weights: int = 0  # that a network may have; 0: as many as memory allows
+    start: Weights | None = None  # a model's weights to begin from; None: drawn by the seed
 
     @cached_property
     def f(self) -> Network:
@@ -46,7 +47,10 @@ class MethodContext:
             raise ConfigError(
                 f"the hypernetwork has {size:,} weights, more than {self.most_weights:,}: {remedy}"
             )
-        return Hypernetwork(config, self.network(config.backbone, config.embedding), k)
+        h1 = self.network(config.backbone, config.embedding)
+        return Hypernetwork(config, h1, k, self.start)
 
     def subspace(self, config: SubspaceConfig) -> Subspace:
-        return Subspace(config, self.f, self.stream, self.device, self.dtype, self.compute)
+        return Subspace(
+            config, self.f, self.stream, self.device, self.dtype, self.compute, self.start
+        )

@@ -23,10 +23,10 @@ from flowdup.random import Stream
 
 class FedAvg(Method):
     def __init__(self, config: NoSettings, context: MethodContext) -> None:
-        self.f = context.f
+        self.f, self.start = context.f, context.start
 
     def init(self, stream: Stream) -> Params:
-        return self.f.init(stream)
+        return dict(self.start) if self.start else self.f.init(stream)
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         return mean_loss(self.f(params, batch.x), batch)

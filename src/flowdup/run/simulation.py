@@ -19,6 +19,7 @@ from flowdup.engines import Engine, build_engine
 from flowdup.errors import CheckpointError, TrainingError
 from flowdup.evaluation import transductive_accuracy
 from flowdup.methods import Method, MethodContext, Params
+from flowdup.models import Weights
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.server import Round, ServerState, initial_state, train
@@ -32,7 +33,9 @@ class Simulation:
     Made anew, it is the same to the bit: all that is random comes from the configuration's seed.
     """
 
-    def __init__(self, config: Config, population: Population | None = None) -> None:
+    def __init__(
+        self, config: Config, population: Population | None = None, start: Weights | None = None
+    ) -> None:
         self.config, self.stream = config, Stream(config.seed)
         if population is None:
             population = load_population(config.data, self.stream.child("data"))
@@ -42,7 +45,9 @@ class Simulation:
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
         compute = config.engine.compute_dtype()
-        context = MethodContext(config.model, inputs, self.stream, self.device, self.dtype, compute)
+        context = MethodContext(
+            config.model, inputs, self.stream, self.device, self.dtype, compute, start
+        )
         self.method: Method = config.method.build(context)
         self.engine: Engine = build_engine(
             config.engine, self.method, config.client, population.train, self.stream
