@@ -1,20 +1,19 @@
 """Checkpoints: safetensors and JSON, written atomically, opened only if every byte is right.
 
 A checkpoint folder holds `checkpoint.json` and the tensor file that it names.  The JSON is
-replaced last, so a process killed at any moment leaves the old pair or the new one.  theta_0 and P
-are not in it: the seed, the shapes and a SHA-256 of what the seed must give are, and loading
-compares.
+replaced last, so a process killed at any moment leaves the old pair or the new one.  P is not in
+it, nor theta_0 where the seed gives it: the seed, the shapes and a SHA-256 of what they must give
+are, and loading compares.  A theta_0 that an earlier stage learned is.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save as save_tensors
 
 from flowdup.data.clients import InputSpec
@@ -22,6 +21,7 @@ from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingErro
 from flowdup.files import write_atomic
 from flowdup.methods import Method, MethodConfig
 from flowdup.optimizers import MOMENTS, Optimizer, OptimizerConfig
+from flowdup.params import Params
 from flowdup.random import ZeroStream
 from flowdup.server import ServerState
 from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
@@ -105,7 +105,12 @@ def save_checkpoint(
             f"training diverged by round {state.round}, which is not saved: lower "
             "client.optimizer.lr or server.optimizer.lr"
         )
-    groups = {"psi": state.psi, "server": state.optimizer, "method": state.method_state}
+    groups = {
+        "psi": state.psi,
+        "server": state.optimizer,
+        "method": state.method_state,
+        "start": state.start,
+    }
     tensors = {f"{g}/{n}": t.cpu().clone() for g, ts in groups.items() for n, t in ts.items()}
     content = save_tensors(tensors)
     sha256 = hashlib.sha256(content).hexdigest()
@@ -113,6 +118,7 @@ def save_checkpoint(
     header = {
         "format": FORMAT,
         "round": state.round,
+        "stage": state.stage,
         "federation": asdict(spec),
         "tensors": {"file": name, "sha256": sha256},
         "run": asdict(origin) if origin else None,
@@ -147,7 +153,8 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
             number, name, sha256 = _read_place(header)
             spec = _read_federation(get_object(header, "federation"))
             described = folder / name
-            return spec, _read_state(described, sha256, spec, number)
+            stage = get_count(header, "stage")
+            return spec, replace(_read_state(described, sha256, spec, number), stage=stage)
         except OSError as error:
             if attempt == 2:
                 raise CheckpointError(
@@ -230,28 +237,33 @@ def _read_state(path: Path, sha256: str, spec: FederationSpec, number: int) -> S
         content = file.read()
     if hashlib.sha256(content).hexdigest() != sha256:
         raise ValueError("it is truncated or was changed")
-    groups: dict[str, dict[str, torch.Tensor]] = {"psi": {}, "server": {}, "method": {}}
+    groups: dict[str, Params] = {name: {} for name in ("psi", "server", "method", "start")}
     for name, tensor in load_tensors(content).items():
         group, _, rest = name.partition("/")
         groups[group][rest] = tensor
     psi, server = groups["psi"], groups["server"]
     squares = [t for n, t in server.items() if n == "steps" or n.startswith("square/")]
-    if not all_finite(psi) or not all_finite(server) or any(bool((t < 0).any()) for t in squares):
+    finite = all(map(all_finite, (psi, server, groups["start"])))
+    if not finite or any(bool((t < 0).any()) for t in squares):
         raise ValueError("it holds NaN, infinite or impossible numbers")
-    return ServerState(number, psi, server, groups["method"])
+    return ServerState(number, psi, server, groups["method"], start=groups["start"])
 
 
 def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> None:
     """Refuse names, types and shapes other than those described, before a value is read."""
     psi = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("psi/")}
     own = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("method/")}
+    start: dict[str, tuple[int, ...]] = {}
+    if any(name.startswith("start/") for name in stored):
+        theta = {n.removeprefix("theta/"): s for n, s in spec.shapes.items() if n.startswith("theta/")}
+        start = {f"start/{n}": tuple(s) for n, s in theta.items()}
     for name, info in stored.items():
-        described = psi.get(name, own.get(name, _server_shape(name, psi)))
+        described = (psi | own | start).get(name, _server_shape(name, psi))
         if described != info.shape or info.dtype not in ("F32", "F64"):
             raise ValueError(f"its '{shorten(name)}' is {info.dtype} {shorten(list(info.shape))}")
     kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
     moments = {f"server/{kind}/{n.removeprefix('psi/')}" for kind in kinds for n in psi}
-    if missing := (psi.keys() | own.keys() | moments) - stored.keys():
+    if missing := (psi.keys() | own.keys() | start.keys() | moments) - stored.keys():
         raise ValueError(f"it has no '{shorten(min(missing))}'")
 
 

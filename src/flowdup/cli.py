@@ -79,7 +79,7 @@ def train(
         if as_json:
             stopped = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
         else:
-            with Rounds(console, config.server.rounds) as progress:
+            with Rounds(console, config.rounds) as progress:
                 stopped = _show_all(rounds, progress.show)
         if stopped:
             stop.end_program("--resume")
@@ -171,7 +171,7 @@ def compare(
             for job in done:
                 print(json.dumps({"done": str(job.run.path)}), flush=True)
         else:
-            rounds = {str(job.run.path): job.config.server.rounds for job in chosen}
+            rounds = {str(job.run.path): job.config.rounds for job in chosen}
             with Jobs(console, rounds) as progress:
                 for _ in done:
                     progress.done()

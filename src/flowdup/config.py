@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from flowdup.engines import EngineConfig
 from flowdup.errors import ConfigError, shorten
 from flowdup.methods import MethodConfig
 from flowdup.server import ServerConfig
-from flowdup.settings import Table, check_range, nearest, read_settings
+from flowdup.settings import Table, as_table, check_range, nearest, read_settings
 
 _MOST_TOML = 2**18  # bytes
 _MOST_DOTS = 1000  # in a line
@@ -31,7 +31,20 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a run with a method of its own."""
+
+    method: MethodConfig = field(default_factory=lambda: MethodConfig.from_table({}))
+    client: ClientConfig = field(default_factory=ClientConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass(frozen=True)
 class Config:
+    """What a run does; `before` holds stages that come first, each beginning where the one before
+    it ended, and in a TOML file what differs in them from the last stage, which the rest describes.
+    """
+
     seed: int = 0
     model: str = "cnn"  # f
     data: DataConfig = field(default_factory=DataConfig)
@@ -40,11 +53,38 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    before: tuple[Stage, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        """Of all stages together."""
+        return sum(stage.server.rounds for stage in self.stages)
+
+    @property
+    def stages(self) -> "list[Config]":
+        """Each as a run of its own."""
+        before = [
+            replace(self, method=s.method, client=s.client, server=s.server, before=())
+            for s in self.before
+        ]
+        return [*before, replace(self, before=())]
 
 
 def read_config(table: Table) -> Config:
-    config: Config = read_settings(Config, table)
-    return config
+    last = {key: value for key, value in as_table(table, "").items() if key != "before"}
+    config: Config = read_settings(Config, last)
+    before = table.get("before", [])
+    if not isinstance(before, list):
+        raise ConfigError("'before' must be a list of tables, [[before]] each: the stages before")
+    return replace(config, before=tuple(_read_stage(last, stage) for stage in before))
+
+
+def _read_stage(last: Table, change: Any) -> Stage:
+    """The last stage with what differs in another."""
+    own = {f.name for f in fields(Stage)}
+    base = {key: value for key, value in last.items() if key in own}
+    stage: Stage = read_settings(Stage, merge(base, as_table(change, "before.")), "before.")
+    return stage
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> Config:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
 from flowdup.rank_one import apply
 from flowdup.settings import check_range
+
+_LEAST = 1e-6  # variance, so that its root has a gradient
 
 
 @dataclass(frozen=True)
@@ -96,16 +99,15 @@ class Hypernetwork:
 
     def pool(self, features: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Chunks of h1(x) [n, embedding], with what is present, as one r(X) [width]."""
-        points, total, squares = 0, 0, 0
-        for z, here in features:
-            points, total = points + here.sum(), total + here @ z
-            if self.config.pooling == "mean-std":
-                squares = squares + here @ z.square()
-        mean = total / points.clamp(min=1)
-        if self.config.pooling == "mean":
-            return mean
-        variance = (squares / points.clamp(min=1) - mean.square()).clamp(min=1e-6)
-        return torch.cat([mean, variance.sqrt()])
+        spread = self.config.pooling == "mean-std"
+        powers = ((torch.cat([z, z.square()], 1) if spread else z, here) for z, here in features)
+        sums = ((here.sum(), here @ z) for z, here in powers)
+        points, total = reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), sums)
+        moments = total / points.clamp(min=1)
+        if not spread:
+            return moments
+        mean, squares = moments.chunk(2)
+        return torch.cat([mean, (squares - mean.square()).clamp(min=_LEAST).sqrt()])
 
     def head(self, params: Params, r: Tensor) -> Tensor:
         """v = h2(r)."""  # [k]

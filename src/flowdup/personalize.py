@@ -100,8 +100,16 @@ def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:
 class Federation:
     """What training leaves behind: psi, and all it takes to make any client's model."""
 
-    def __init__(self, spec: FederationSpec, method: Method, psi: Params, round: int) -> None:
+    def __init__(
+        self,
+        spec: FederationSpec,
+        method: Method,
+        psi: Params,
+        round: int,
+        start: Weights | None = None,  # that its last stage began from
+    ) -> None:
         self.spec, self.method, self.psi, self.round = spec, method, psi, round
+        self.start = start or {}
         self.device = next(iter(psi.values())).device
 
     @torch.no_grad()
@@ -157,7 +165,7 @@ class Federation:
     def __reduce__(self) -> tuple[Any, ...]:
         """For a spawned worker: psi is sent, and the method made anew from its description."""
         psi = {n: p.cpu() for n, p in self.psi.items()}
-        return _make_federation, (self.spec, psi, self.round, str(self.device))
+        return _make_federation, (self.spec, psi, self.round, self.start, str(self.device))
 
     def _read(self, x: Inputs) -> Tensor:
         return _checked(self.spec.inputs, x).to(self.device)
@@ -170,24 +178,31 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     """
     device = parse_device(str(device))
     spec, state = load_checkpoint(checkpoint_in(Path(folder)))
-    method = _build_method(spec, device)
+    method = _build_method(spec, state.start, device)
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.psi.items()}
-    return Federation(spec, method, psi, state.round)
+    return Federation(spec, method, psi, state.round, state.start)
 
 
-def _make_federation(spec: FederationSpec, psi: Params, round: int, device: str) -> Federation:
+def _make_federation(
+    spec: FederationSpec, psi: Params, round: int, start: Weights, device: str
+) -> Federation:
     place = torch.device(device)
     moved = {n: p.to(place) for n, p in psi.items()}
-    return Federation(spec, _build_method(spec, place), moved, round)
+    return Federation(spec, _build_method(spec, start, place), moved, round, start)
 
 
-def _build_method(spec: FederationSpec, device: torch.device) -> Method:
+def _build_method(spec: FederationSpec, start: Weights, device: torch.device) -> Method:
     """What a checkpoint describes, with no network larger than the shapes that it names."""
     sizes = {n: math.prod(shape) for n, shape in spec.shapes.items()}
     kinds = [sum(s for n, s in sizes.items() if n.startswith(k)) for k in ("psi/", "theta/")]
     context = MethodContext(
-        spec.model, spec.inputs, Stream(spec.seed), device, most_weights=max(*kinds, _MOST_UNNAMED)
+        spec.model,
+        spec.inputs,
+        Stream(spec.seed),
+        device,
+        most_weights=max(*kinds, _MOST_UNNAMED),
+        start=start,
     )
     try:
         return MethodConfig.from_table(spec.method).build(context)

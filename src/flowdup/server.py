@@ -1,7 +1,7 @@
 """The server's side of a round, the paper's algorithm 1: cohort, mean of the updates, step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.messages import Task, schema_of
 from flowdup.methods import Method, Params
+from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.random import Stream, distinct
 from flowdup.settings import check_range
@@ -43,10 +44,12 @@ class ServerConfig:
 class ServerState:
     """All that a run must remember between rounds; every random choice follows from the round."""
 
-    round: int
+    round: int  # of all stages
     psi: Params
     optimizer: State
     method_state: Params = field(default_factory=dict)  # what the method keeps besides psi
+    stage: int = 0
+    start: Weights = field(default_factory=dict)  # that the stage began from; empty: by the seed
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Round:
 def initial_state(
     config: ServerConfig, method: Method, stream: Stream, device: torch.device, dtype: torch.dtype
 ) -> ServerState:
+    """Of a first stage."""
     psi = {n: p.to(device, dtype) for n, p in method.init(stream.child("psi")).items()}
     own = {n: s.to(device, dtype) for n, s in method.server_state().items()}
     if taken := {"round", "loss", "padding", "seconds", *psi} & {*method.broadcast}:
@@ -105,9 +109,9 @@ def sample_cohort(
     return cohort
 
 
-def check_roster(config: ServerConfig, method: Method, roster: Roster) -> None:
+def check_roster(config: ServerConfig, learns_unlabeled: bool, roster: Roster) -> None:
     """Refuse clients of which no cohort can be drawn."""
-    sample_cohort(config, roster, method.learns_unlabeled, Stream(0))
+    sample_cohort(config, roster, learns_unlabeled, Stream(0))
 
 
 def train(
@@ -117,10 +121,11 @@ def train(
     state: ServerState,
     stream: Stream,
     aggregate: Aggregation = mean,
+    earlier: int = 0,  # rounds of stages before
 ) -> Iterator[Round]:
-    """Yield every round from `state.round + 1` to `config.rounds`."""
+    """Yield every round from `state.round + 1` to the stage's last."""
     optimizer, schema = Optimizer(config.optimizer), schema_of(state.psi)
-    for number in range(state.round + 1, config.rounds + 1):
+    for number in range(state.round + 1, earlier + config.rounds + 1):
         chosen = sample_cohort(
             config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
         )
@@ -129,8 +134,8 @@ def train(
         replies = (reply.check(number, schema) for reply in engine.train(task))
         update = aggregate(state.psi, replies)
         psi, memory = optimizer.step_along(
-            state.psi, update.delta, state.optimizer, config.rate(number)
+            state.psi, update.delta, state.optimizer, config.rate(number - earlier)
         )
         own = method.update_server_state(state.method_state, update.loss)
-        state = ServerState(number, psi, memory, own)
+        state = replace(state, round=number, psi=psi, optimizer=memory, method_state=own)
         yield Round(state, update.loss, broadcast, update.padding)

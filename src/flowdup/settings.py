@@ -12,6 +12,7 @@ from flowdup.errors import ConfigError, shorten
 
 Table = Mapping[str, Any]
 
+_ONE_OF_MANY = "[[{}]]"  # a table's head in TOML where there is a list of them
 _LARGEST = 3.4028234e38  # number that float32 holds
 _LONGEST_TEXT = 1000  # letters of a setting
 _LONGEST_WORD = 200  # letters of a name that may have been meant for another
@@ -105,7 +106,7 @@ def plain(value: Any) -> Any:
         return value.table()
     if is_dataclass(value):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def to_toml(settings: Any) -> str:
@@ -144,15 +145,23 @@ def _quoted(value: object) -> str:
     return f"'{shorten(value)}'" if isinstance(value, str) else shorten(value)
 
 
-def _toml_lines(table: Table, path: tuple[str, ...]) -> Iterator[str]:
-    scalars = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
-    if path and scalars:
-        yield f"\n[{'.'.join(map(_toml_key, path))}]"
+def _toml_lines(table: Table, path: tuple[str, ...], head: str = "[{}]") -> Iterator[str]:
+    tables = {k: v for k, v in table.items() if isinstance(v, Mapping) or _is_list_of_tables(v)}
+    scalars = {k: v for k, v in table.items() if k not in tables}
+    if path and (scalars or head == _ONE_OF_MANY):
+        yield "\n" + head.format(".".join(map(_toml_key, path)))
     for key, value in scalars.items():
         yield f"{_toml_key(key)} = {_toml_value(value)}"
-    for key, value in table.items():
+    for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from _toml_lines(value, (*path, key))
+        else:
+            for item in value:
+                yield from _toml_lines(item, (*path, key), _ONE_OF_MANY)
+
+
+def _is_list_of_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
 
 
 def _toml_key(key: str) -> str:

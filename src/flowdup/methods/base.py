@@ -73,6 +73,12 @@ class Method(Objective, Protocol):
         """The weights of one client's own model, from its unlabeled data x [n, *shape]."""
         ...
 
+    def global_model(self, params: Params) -> Weights:
+        """The weights of the one model that it has learned for everyone, from which a later stage
+        may begin.
+        """
+        raise FlowdupError("this method learns no model for everyone: begin from one that does")
+
     def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
         """What the method knows of a client, r(X); only where `has_embedding` is true."""
         raise FlowdupError("this method has no embedding of clients: train one that has")

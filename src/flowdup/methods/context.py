@@ -29,6 +29,10 @@ class MethodContext:
     def f(self) -> Network:
         return self.network(self.model, self.spec.classes)
 
+    def init_model(self, stream: Stream) -> Weights:
+        """The weights that f begins with."""
+        return dict(self.start) if self.start else self.f.init(stream)
+
     def network(self, name: str, outputs: int) -> Network:
         """A network over the clients' inputs; an empty name means the model's."""
         read = self.spec.reader().to(self.device, self.dtype)

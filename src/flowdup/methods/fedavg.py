@@ -23,13 +23,16 @@ from flowdup.random import Stream
 
 class FedAvg(Method):
     def __init__(self, config: NoSettings, context: MethodContext) -> None:
-        self.f, self.start = context.f, context.start
+        self.f, self.init_model = context.f, context.init_model
 
     def init(self, stream: Stream) -> Params:
-        return dict(self.start) if self.start else self.f.init(stream)
+        return self.init_model(stream)
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         return mean_loss(self.f(params, batch.x), batch)
+
+    def global_model(self, params: Params) -> Weights:
+        return params
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         return params

@@ -48,10 +48,11 @@ class FedAvgEM(Method):
     def __init__(self, config: FedAvgEMConfig, context: MethodContext) -> None:
         self.config = config
         self.f, self.classes = context.f, context.spec.classes
+        self.init_model = context.init_model
         self.bias = _output_bias(context)
 
     def init(self, stream: Stream) -> Params:
-        return prefixed("theta.", self.f.init(stream)) | {
+        return prefixed("theta.", self.init_model(stream)) | {
             "pi": torch.full((self.classes,), 1 / self.classes)
         }
 
@@ -60,6 +61,9 @@ class FedAvgEM(Method):
         miss = (pi @ pi + 1) / 2 - pi[batch.y]  # [B]: ||pi - onehot(y)||^2 / 2
         share = batch.labeled @ miss / batch.labeled.sum().clamp(min=1)
         return mean_loss(self.f(strip_prefix(params, "theta."), batch.x), batch) + share
+
+    def global_model(self, params: Params) -> Weights:
+        return strip_prefix(params, "theta.")
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         theta, log_pi = strip_prefix(params, "theta."), params["pi"].clamp(min=_LEAST).log()

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flowdup.methods.base import Batch, mean_loss, pseudo_loss
+from flowdup.methods.base import Batch, NoSettings, mean_loss, pseudo_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
-from flowdup.methods.base import NoSettings
 from flowdup.params import Params
 from flowdup.settings import check_range
 

@@ -50,14 +50,14 @@ class FedTTAConfig:
 class FedTTA(Method):
     def __init__(self, config: FedTTAConfig, context: MethodContext) -> None:
         self.config, self.batch_size = config, config.batch_size
-        self.f = context.f
+        self.f, self.init_model = context.f, context.init_model
         self.g = Network.build(_adaptation, (context.spec.classes,), 1, lambda logits: logits)
 
     def init(self, stream: Stream) -> Params:
         """phi starts as in the source, within 1 / sqrt(fan_in): He's bound, sqrt(6) times that in
         each of four layers, makes the first inner steps 36 times as long.
         """
-        theta, phi = self.f.init(stream.child("theta")), self.g.init(stream.child("phi"))
+        theta, phi = self.init_model(stream.child("theta")), self.g.init(stream.child("phi"))
         return prefixed("theta.", theta) | prefixed(
             "phi.", {n: w / math.sqrt(6) for n, w in phi.items()}
         )
@@ -66,6 +66,9 @@ class FedTTA(Method):
         theta, phi = strip_prefix(params, "theta."), strip_prefix(params, "phi.")
         gradient = grad(self.learned_loss)(theta, phi, batch.x, batch.present)
         return mean_loss(self.f(self._step(theta, gradient), batch.x), batch)
+
+    def global_model(self, params: Params) -> Weights:
+        return strip_prefix(params, "theta.")
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         theta, phi = strip_prefix(params, "theta."), strip_prefix(params, "phi.")

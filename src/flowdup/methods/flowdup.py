@@ -87,6 +87,11 @@ class FLowDUP(Method):
         omega = (v - params["psi_r"] if self.config.learn_psi_r else v).square().sum()
         return loss + self.config.regularization * omega
 
+    def global_model(self, params: Params) -> Weights:
+        """theta_0 + P psi_r, what the regulariser holds clients near."""
+        psi_r = params.get("psi_r", torch.zeros_like(self.subspace.theta_0[: self.subspace.k]))
+        return self.subspace(psi_r)
+
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         return self.subspace(self.h(params, x, present))
 

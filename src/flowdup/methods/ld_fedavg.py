@@ -39,5 +39,8 @@ class LDFedAvg(Method):
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         return mean_loss(self.f(self.subspace(params["v"]), batch.x), batch)
 
+    def global_model(self, params: Params) -> Weights:
+        return self.subspace(params["v"])
+
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         return self.subspace(params["v"])

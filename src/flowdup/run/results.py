@@ -33,10 +33,9 @@ def evaluate_run(
     so many points each (`evaluation.SupportScore`).
     """
     folder = RunFolder(Path(out))
-    simulation = Simulation(stored_config(folder), population)
+    simulation, state = Simulation.resume(stored_config(folder), folder.checkpoint, population)
     if population is None and folder.started:
         check_clients(folder, simulation.listing())
-    state = simulation.load_state(folder.checkpoint)
     stream = simulation.stream.child("held-out")
     clients = simulation.population.test
     scores = evaluate(simulation.engine, state.psi, clients, stream)

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,29 @@ from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.server import Round, ServerState, initial_state, train
 
+_OTHER = "choose another folder"
 _AHEAD = 8  # rounds that a GPU has been given and not yet done
 
 
 class Simulation:
-    """Clients, method and engine of a configuration.
+    """Clients, method and engine of a configuration, for one of its stages: the last, if none is
+    named, beginning from weights that a stage before has learned, if they are given.
 
     Made anew, it is the same to the bit: all that is random comes from the configuration's seed.
     """
 
     def __init__(
-        self, config: Config, population: Population | None = None, start: Weights | None = None
+        self,
+        config: Config,
+        population: Population | None = None,
+        stage: int = -1,
+        start: Weights | None = None,
     ) -> None:
-        self.config, self.stream = config, Stream(config.seed)
+        stages = config.stages
+        self.stage, self.start = stage % len(stages), start or {}
+        self.earlier = sum(s.server.rounds for s in stages[: self.stage])
+        self.config, self.stream = stages[stage], Stream(config.seed)
+        config = self.config
         if population is None:
             population = load_population(config.data, self.stream.child("data"))
         else:
@@ -46,7 +57,7 @@ class Simulation:
         inputs = self.population.spec
         compute = config.engine.compute_dtype()
         context = MethodContext(
-            config.model, inputs, self.stream, self.device, self.dtype, compute, start
+            config.model, inputs, self.stream, self.device, self.dtype, compute, start=start
         )
         self.method: Method = config.method.build(context)
         self.engine: Engine = build_engine(
@@ -56,15 +67,39 @@ class Simulation:
             config.seed, config.model, config.method.table(), inputs, self.method
         )
 
+    @classmethod
+    def resume(
+        cls, config: Config, folder: Path, population: Population | None = None
+    ) -> "tuple[Simulation, ServerState]":
+        """The stage that a checkpoint is of, and its state."""
+        spec, state = load_checkpoint(folder)
+        if state.stage > len(config.before):
+            raise CheckpointError(f"{folder} is of a stage that the settings do not have: {_OTHER}")
+        simulation = cls(config, population, state.stage, state.start)
+        return simulation, simulation.checked(spec, state)
+
+    @property
+    def last_round(self) -> int:
+        """Of this stage, in the count of all."""
+        return self.earlier + self.config.server.rounds
+
     def initial_state(self) -> ServerState:
-        return initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
+        found = initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
+        return replace(found, round=self.earlier, stage=self.stage, start=self.start)
+
+    def next_stage(self, config: Config, psi: Params) -> "Simulation":
+        """The one after this, beginning from the model that psi holds for everyone."""
+        start = {n: w.float().cpu() for n, w in self.method.global_model(psi).items()}
+        return Simulation(config, self.population, self.stage + 1, start)
 
     def load_state(self, folder: Path) -> ServerState:
-        spec, state = load_checkpoint(folder)
+        return self.checked(*load_checkpoint(folder))
+
+    def checked(self, spec: FederationSpec, state: ServerState) -> ServerState:
+        """A checkpoint's state, moved here; CheckpointError if it is of another federation."""
         if spec != self.federation:
             spec.check(self.method)
-            raise CheckpointError(f"{folder} belongs to another federation: choose another folder")
-
+            raise CheckpointError(f"the checkpoint belongs to another federation: {_OTHER}")
         check_state(state, self.method, self.config.server.optimizer)
 
         def here(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +107,12 @@ class Simulation:
 
         # in the order of `init`: sums over parameters must come out the same, in every process
         psi = {n: state.psi[n] for n in self.federation.psi_names}
-        return ServerState(state.round, here(psi), here(state.optimizer), here(state.method_state))
+        return replace(
+            state,
+            psi=here(psi),
+            optimizer=here(state.optimizer),
+            method_state=here(state.method_state),
+        )
 
     def listing(self) -> bytes:
         """Who takes part, as a run folder records it."""
@@ -95,10 +135,11 @@ class Simulation:
         """
         config, waiting = self.config, deque[tuple[Round, HostScalars]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
-        for latest in train(config.server, self.method, self.engine, state, self.stream):
+        parts = config.server, self.method, self.engine, state, self.stream
+        for latest in train(*parts, earlier=self.earlier):
             waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
             number = latest.state.round
-            due = number % config.run.evaluate_every == 0 or number == config.server.rounds
+            due = number % config.run.evaluate_every == 0 or number == self.last_round
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())

@@ -10,6 +10,7 @@ from flowdup.config import Config
 from flowdup.data import Population
 from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
 from flowdup.errors import ConfigError
+from flowdup.methods import METHODS
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
 from flowdup.run.origin import check_clients, check_settings, origin_of, with_absolute_data_path
@@ -40,33 +41,50 @@ def train_run(
         if writes and exists:
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
-        simulation = Simulation(config, population)
-        check_roster(config.server, simulation.method, simulation.engine.roster)
+        simulation = Simulation(config, population, stage=0)
+        for stage in config.stages:
+            learns_unlabeled = METHODS[stage.method.name].method.learns_unlabeled
+            check_roster(stage.server, learns_unlabeled, simulation.engine.roster)
         if writes and not exists:  # not before: what is refused leaves no folder behind
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
         wait_for_all()  # nobody reads before the folder is locked
-        state = _start(folder, simulation)
+        simulation, state = _start(folder, config, simulation)
         if writes:
-            return (yield from _train_and_write(folder, simulation, state, stop))
+            return (yield from _train_and_write(folder, config, simulation, state, stop))
         wait_for_all()  # the main process may now change what everyone has read
-        stopped = _stops(stop) and state.round < config.server.rounds
+        stopped = _stops(stop) and state.round < config.rounds
         if not stopped:
-            for latest, _ in simulation.rounds(state):
-                if latest.round < config.server.rounds and _stops(stop):
+            for _, latest, _ in _rounds(config, simulation, state):
+                if latest.round < config.rounds and _stops(stop):
                     stopped = True
                     break
         wait_for_all()  # until all is saved: torchrun ends everyone when one ends
         return stopped
 
 
+def _rounds(
+    config: Config, simulation: Simulation, state: ServerState
+) -> Iterator[tuple[Simulation, ServerState, Metrics]]:
+    """Of all stages from this one on."""
+    latest = state
+    while True:
+        for latest, metrics in simulation.rounds(latest):
+            yield simulation, latest, metrics
+        if latest.round == config.rounds:
+            return
+        simulation = simulation.next_stage(config, latest.psi)
+        latest = simulation.initial_state()
+
+
 def _train_and_write(
     folder: RunFolder,
+    config: Config,
     simulation: Simulation,
     state: ServerState,
     stop: Callable[[], bool] | None,
 ) -> Generator[Metrics, None, bool]:
-    config, listing = simulation.config, simulation.listing()
+    listing = simulation.listing()
     origin = origin_of(config, listing)
     if folder.started:
         check_clients(folder, listing)
@@ -78,21 +96,21 @@ def _train_and_write(
     folder.write_clients(listing)
     folder.write_config(config)
     start = time.monotonic() - folder.cut_metrics(state.round)
-    stopped = _stops(stop) and state.round < config.server.rounds
-    rounds = iter(()) if stopped else simulation.rounds(state)
-    for latest, metrics in rounds:
+    stopped = _stops(stop) and state.round < config.rounds
+    rounds = iter(()) if stopped else _rounds(config, simulation, state)
+    for stage, latest, metrics in rounds:
         metrics["seconds"] = round(time.monotonic() - start, 3)
         folder.append_metrics(metrics)
         due = latest.round % config.run.checkpoint_every == 0
-        last = latest.round == config.server.rounds
-        if due or last:
+        last = latest.round == config.rounds
+        if due or latest.round == stage.last_round:
             folder.sync_metrics()
-            save_checkpoint(folder.checkpoint, simulation.federation, latest, origin)
+            save_checkpoint(folder.checkpoint, stage.federation, latest, origin)
         yield metrics
         if not last and _stops(stop):
             if not due:
                 folder.sync_metrics()
-                save_checkpoint(folder.checkpoint, simulation.federation, latest, origin)
+                save_checkpoint(folder.checkpoint, stage.federation, latest, origin)
             stopped = True
             break
     write_report(folder.path)
@@ -110,16 +128,20 @@ def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
         check_settings(folder, config)
 
 
-def _start(folder: RunFolder, simulation: Simulation) -> ServerState:
+def _start(
+    folder: RunFolder, config: Config, simulation: Simulation
+) -> tuple[Simulation, ServerState]:
+    """The stage to go on with, and from where; `simulation` is the first's."""
     if not folder.started:
-        return simulation.initial_state()
-    state, rounds = simulation.load_state(folder.checkpoint), simulation.config.server.rounds
-    if state.round > rounds:
+        return simulation, simulation.initial_state()
+    simulation, state = Simulation.resume(config, folder.checkpoint, simulation.population)
+    if state.round > simulation.last_round:
+        trained, rounds = state.round - simulation.earlier, simulation.config.server.rounds
         raise ConfigError(
-            f"{folder.path} was trained for {state.round} rounds and server.rounds is {rounds}: "
-            f"set it to {state.round} or more, or choose another folder"
+            f"{folder.path} was trained for {trained} rounds and server.rounds is {rounds}: "
+            f"set it to {trained} or more, or choose another folder"
         )
-    return state
+    return simulation, state
 
 
 def _stops(stop: Callable[[], bool] | None) -> bool:
