@@ -255,7 +255,9 @@ def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> No
     own = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("method/")}
     start: dict[str, tuple[int, ...]] = {}
     if any(name.startswith("start/") for name in stored):
-        theta = {n.removeprefix("theta/"): s for n, s in spec.shapes.items() if n.startswith("theta/")}
+        theta = {
+            n.removeprefix("theta/"): s for n, s in spec.shapes.items() if n.startswith("theta/")
+        }
         start = {f"start/{n}": tuple(s) for n, s in theta.items()}
     for name, info in stored.items():
         described = (psi | own | start).get(name, _server_shape(name, psi))
