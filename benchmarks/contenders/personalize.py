@@ -9,7 +9,7 @@ import torch
 from contenders.entry import Entry, Pace
 from contenders.work import STREAM
 from flowdup.accelerate.functions import fast_function
-from flowdup.checkpoint import FederationSpec
+from flowdup.federation_spec import FederationSpec
 from flowdup.params import strip_prefix
 from flowdup.personalize import Federation
 

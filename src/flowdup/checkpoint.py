@@ -16,67 +16,30 @@ from typing import Any
 
 from safetensors.torch import save as save_tensors
 
-from flowdup.data.clients import InputSpec
 from flowdup.errors import CheckpointError, ConfigError, DataError, TrainingError, shorten
+from flowdup.federation_spec import FederationSpec, read_federation
 from flowdup.files import write_atomic
-from flowdup.methods import Method, MethodConfig
-from flowdup.optimizers import MOMENTS, Optimizer, OptimizerConfig
+from flowdup.methods import Method
+from flowdup.optimizers import MOMENTS, Optimizer
 from flowdup.params import Params
-from flowdup.random import ZeroStream
-from flowdup.server import ServerState
+from flowdup.server import BestRound, ServerConfig, ServerState
 from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
 from flowdup.strict_json import (
     get_count,
-    get_counts,
-    get_integer,
-    get_numbers,
+    get_number,
     get_object,
     get_text,
     read_object,
 )
 
-FORMAT = 3
+FORMAT = 4
 CHECKPOINT = "checkpoint"  # the name of the folder inside a run folder
+BEST = "best"  # and of the one with the round to keep, where it is not the last
+_GROUPS = ("psi", "server", "method", "average", "correction", "start")  # of tensors
 _HEADER = "checkpoint.json"
 _MOST_HEADER = 2**26  # bytes
 _TENSORS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")  # no other folder's file
 _REMEDY = "restore the folder from a copy, or train again"
-
-
-@dataclass(frozen=True)
-class FederationSpec:
-    """What makes a federation, apart from what it learns."""
-
-    seed: int
-    model: str
-    method: dict[str, Any]  # as in the configuration
-    inputs: InputSpec
-    expansion_sha256: str  # the method's fingerprint
-    shapes: dict[str, list[int]]  # of psi, of theta and of the method's state on the server
-
-    @classmethod
-    def of(
-        cls, seed: int, model: str, table: dict[str, Any], inputs: InputSpec, method: Method
-    ) -> "FederationSpec":
-        return cls(seed, model, table, inputs, method.fingerprint, _shapes(method))
-
-    @property
-    def psi_names(self) -> list[str]:
-        """In the order in which the method's `init` gives them, of a federation made here."""
-        return [n.removeprefix("psi/") for n in self.shapes if n.startswith("psi/")]
-
-    def check(self, method: Method) -> None:
-        """Refuse a method that is made differently here."""
-        if self.shapes != _shapes(method):
-            raise CheckpointError(
-                "the model is defined otherwise here than where this federation was trained: use "
-                "the definition of that time"
-            )
-        if method.fingerprint != self.expansion_sha256:
-            raise CheckpointError(
-                "the seed gives another expansion here than where this federation was trained: use "
-                "the same version of flowdup and of the model's definition"
-            )
 
 
 @dataclass(frozen=True)
@@ -92,7 +55,9 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def checkpoint_in(folder: Path) -> Path:
-    """The checkpoint folder inside a run folder, or the folder itself if it is one."""
+    """The folder inside a run folder with the round to keep, or the folder itself if it is one."""
+    if has_checkpoint(folder / BEST):
+        return folder / BEST
     inside = folder / CHECKPOINT
     return inside if inside.is_dir() else folder
 
@@ -100,7 +65,7 @@ def checkpoint_in(folder: Path) -> Path:
 def save_checkpoint(
     folder: Path, spec: FederationSpec, state: ServerState, origin: RunOrigin | None = None
 ) -> None:
-    if not all_finite(state.psi) or not all_finite(state.optimizer):
+    if not all(map(all_finite, (state.psi, state.optimizer, state.average))):
         raise TrainingError(
             f"training diverged by round {state.round}, which is not saved: lower "
             "client.optimizer.lr or server.optimizer.lr"
@@ -109,6 +74,8 @@ def save_checkpoint(
         "psi": state.psi,
         "server": state.optimizer,
         "method": state.method_state,
+        "average": state.average,
+        "correction": state.correction,
         "start": state.start,
     }
     tensors = {f"{g}/{n}": t.cpu().clone() for g, ts in groups.items() for n, t in ts.items()}
@@ -118,7 +85,8 @@ def save_checkpoint(
     header = {
         "format": FORMAT,
         "round": state.round,
-        "stage": state.stage,
+        "stage": {"number": state.stage, "began": state.began},
+        "best": asdict(state.best) if state.best else None,
         "federation": asdict(spec),
         "tensors": {"file": name, "sha256": sha256},
         "run": asdict(origin) if origin else None,
@@ -132,6 +100,12 @@ def remove_old_tensors(folder: Path) -> None:
     """Delete tensor files that the header does not name, which a killed writer left."""
     _, name, _ = _read_place(_read_header(folder / _HEADER))
     _remove_tensors_but(folder, name)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Delete a checkpoint, its header first."""
+    (folder / _HEADER).unlink(missing_ok=True)
+    _remove_tensors_but(folder, "")
 
 
 def _remove_tensors_but(folder: Path, name: str) -> None:
@@ -151,10 +125,10 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
         described = folder / _HEADER
         try:
             number, name, sha256 = _read_place(header)
-            spec = _read_federation(get_object(header, "federation"))
+            spec = read_federation(get_object(header, "federation"))
             described = folder / name
-            stage = get_count(header, "stage")
-            return spec, replace(_read_state(described, sha256, spec, number), stage=stage)
+            state = _read_state(described, sha256, spec, number)
+            return spec, replace(state, **_read_progress(header, number))
         except OSError as error:
             if attempt == 2:
                 raise CheckpointError(
@@ -165,14 +139,15 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def check_state(state: ServerState, method: Method, optimizer: OptimizerConfig) -> None:
+def check_state(state: ServerState, method: Method, config: ServerConfig) -> None:
     """Refuse what the server cannot go on from: another optimiser's state or method's."""
     at_start = method.server_state()
-    here = Optimizer(optimizer).names(state.psi)
+    here = Optimizer(config.optimizer).names(state.psi)
     mine, stored = (
         {n: s.shape for n, s in tensors.items()} for tensors in (at_start, state.method_state)
     )
-    if mine != stored or {*state.optimizer} != here:
+    averages = bool(state.average) == bool(config.averaging)
+    if mine != stored or {*state.optimizer} != here or not averages:
         raise CheckpointError(
             "the checkpoint holds the state of another server optimizer or method than the "
             f"settings name: {_REMEDY}"
@@ -192,20 +167,18 @@ def _read_place(header: dict[str, Any]) -> tuple[int, str, str]:
     return get_count(header, "round"), name, get_text(tensors, "sha256")
 
 
-def _read_federation(table: dict[str, Any]) -> FederationSpec:
-    method = MethodConfig.from_table(get_object(table, "method"))  # with settings newer than it
-    shapes = get_object(table, "shapes")
-    counts = {name: list(get_counts(shapes, name)) for name in shapes}
-    if not any(name.startswith("psi/") for name in shapes):
-        raise ValueError("its shapes name no psi")
-    return FederationSpec(
-        get_integer(table, "seed"),
-        get_text(table, "model"),
-        method.table(),
-        read_spec(get_object(table, "inputs")),
-        get_text(table, "expansion_sha256"),
-        counts,
-    )
+def _read_progress(header: dict[str, Any], round: int) -> dict[str, Any]:
+    """Which stage a state is of, and its best round so far."""
+    stage = get_object(header, "stage")
+    began, best = get_count(stage, "began"), None
+    if header.get("best") is not None:
+        table = get_object(header, "best")
+        best = BestRound(
+            get_count(table, "round"), get_number(table, "accuracy"), get_count(table, "misses")
+        )
+    if began > round or (best and not began < best.round <= round):
+        raise ValueError("its stage or best round comes after its round")
+    return {"stage": get_count(stage, "number"), "began": began, "best": best}
 
 
 def read_origin(folder: Path) -> RunOrigin | None:
@@ -220,52 +193,54 @@ def read_origin(folder: Path) -> RunOrigin | None:
         raise CheckpointError(f"{folder / _HEADER} is not of a run ({error}): {_REMEDY}") from None
 
 
-def read_spec(table: dict[str, Any]) -> InputSpec:
-    """ValueError or DataError if it describes no inputs."""
-    return InputSpec(
-        get_counts(table, "shape"),
-        get_text(table, "dtype"),
-        get_count(table, "classes"),
-        get_numbers(table, "mean"),
-        get_numbers(table, "std"),
-    )
-
-
 def _read_state(path: Path, sha256: str, spec: FederationSpec, number: int) -> ServerState:
     with open_tensors(path) as file:
         _check_tensors(file.tensors, spec)
         content = file.read()
     if hashlib.sha256(content).hexdigest() != sha256:
         raise ValueError("it is truncated or was changed")
-    groups: dict[str, Params] = {name: {} for name in ("psi", "server", "method", "start")}
+    groups: dict[str, Params] = {name: {} for name in _GROUPS}
     for name, tensor in load_tensors(content).items():
         group, _, rest = name.partition("/")
         groups[group][rest] = tensor
     psi, server = groups["psi"], groups["server"]
     squares = [t for n, t in server.items() if n == "steps" or n.startswith("square/")]
-    finite = all(map(all_finite, (psi, server, groups["start"])))
+    finite = all(all_finite(tensors) for name, tensors in groups.items() if name != "method")
     if not finite or any(bool((t < 0).any()) for t in squares):
         raise ValueError("it holds NaN, infinite or impossible numbers")
-    return ServerState(number, psi, server, groups["method"], start=groups["start"])
+    return ServerState(
+        number,
+        psi,
+        server,
+        groups["method"],
+        groups["average"],
+        groups["correction"],
+        start=groups["start"],
+    )
 
 
 def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> None:
     """Refuse names, types and shapes other than those described, before a value is read."""
     psi = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("psi/")}
     own = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("method/")}
-    start: dict[str, tuple[int, ...]] = {}
-    if any(name.startswith("start/") for name in stored):
-        theta = {
-            n.removeprefix("theta/"): s for n, s in spec.shapes.items() if n.startswith("theta/")
-        }
-        start = {f"start/{n}": tuple(s) for n, s in theta.items()}
+    theta = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("theta/")}
+    correction = {"scale": (), "bias": (spec.inputs.classes,), "sparsity": (), "strength": ()}
+    optional = {  # groups that are there as a whole or not at all
+        "average": {n.replace("psi/", "average/", 1): s for n, s in psi.items()},
+        "correction": {f"correction/{n}": s for n, s in correction.items()},
+        "start": {n.replace("theta/", "start/", 1): s for n, s in theta.items()},
+    }
+    there = {name.partition("/")[0] for name in stored}
+    whole = psi | own
+    for group, shapes in optional.items():
+        whole |= shapes if group in there else {}
     for name, info in stored.items():
-        described = (psi | own | start).get(name, _server_shape(name, psi))
+        described = whole.get(name, _server_shape(name, psi))
         if described != info.shape or info.dtype not in ("F32", "F64"):
             raise ValueError(f"its '{shorten(name)}' is {info.dtype} {shorten(list(info.shape))}")
     kinds = {name.split("/")[1] for name in stored if name.startswith("server/")} - {"steps"}
     moments = {f"server/{kind}/{n.removeprefix('psi/')}" for kind in kinds for n in psi}
-    if missing := (psi.keys() | own.keys() | start.keys() | moments) - stored.keys():
+    if missing := (whole.keys() | moments) - stored.keys():
         raise ValueError(f"it has no '{shorten(min(missing))}'")
 
 
@@ -277,12 +252,6 @@ def _server_shape(name: str, psi: Mapping[str, tuple[int, ...]]) -> tuple[int, .
     kind, _, parameter = rest.partition("/")
     known = group == "server" and any(kind in kinds for kinds in MOMENTS.values())
     return psi.get(f"psi/{parameter}") if known else None
-
-
-def _shapes(method: Method) -> dict[str, list[int]]:
-    groups = {"psi": method.init(ZeroStream(0)), "method": method.server_state()}
-    own = {f"{g}/{n}": list(t.shape) for g, tensors in groups.items() for n, t in tensors.items()}
-    return own | {f"theta/{n}": list(shape) for n, shape in method.f.shapes.items()}
 
 
 def _sealed(header: dict[str, Any]) -> bytes:

@@ -24,8 +24,13 @@ _DEEPEST = 20  # parts of a setting's name
 class RunConfig:
     evaluate_every: int = 50  # rounds between evaluations on validation clients
     checkpoint_every: int = 50
+    keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
+    patience: int = 0  # evaluations without a better one after which a stage ends; 0: never
 
     def __post_init__(self) -> None:
+        if self.keep not in ("best", "last"):
+            raise ConfigError(f"run.keep is 'best' or 'last', not '{shorten(self.keep)}'")
+        check_range("run.patience", self.patience, 0)
         check_range("run.evaluate_every", self.evaluate_every, 1)
         check_range("run.checkpoint_every", self.checkpoint_every, 1)
 

@@ -21,6 +21,7 @@ class Cost:
     train_flops: int  # of one client in one round
     personalize_flops: int  # from unlabeled data to the weights of a client's own model
     predict_flops: int  # of that model, per input
+    bytes_once: int = 0  # down, before the first round: what a stage begins from
 
 
 def measure(

@@ -213,10 +213,17 @@ def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[Clie
     return summarize([values["accuracy"] for values in found if values])
 
 
+def transductive_logits(
+    engine: Engine, params: Params, clients: Sequence[ClientData]
+) -> list[Tensor]:
+    """Of every client's own points, by the model that these points make."""
+    return engine.logits(params, [SupportQuery(c.x, c.x) for c in clients])
+
+
 def _transductive(
     engine: Engine, params: Params, clients: Sequence[ClientData], metrics: Mapping[str, Metric]
 ) -> list[Values]:
-    logits = engine.logits(params, [SupportQuery(c.x, c.x) for c in clients])
+    logits = transductive_logits(engine, params, clients)
     return [_values(own, c.y, metrics) for own, c in zip(logits, clients, strict=True)]
 
 

@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.func import grad
 
 from flowdup.batches import batch_plan, local_batches
-from flowdup.checkpoint import FederationSpec, load_checkpoint, save_checkpoint
+from flowdup.checkpoint import load_checkpoint, save_checkpoint
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.config import override
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.engines import EngineConfig, build_engine
 from flowdup.errors import ConfigError, FlowdupError
+from flowdup.federation_spec import FederationSpec
 from flowdup.messages import Task
 from flowdup.methods import METHODS, Batch, Method, MethodConfig, MethodContext, Params
 from flowdup.optimizers import OptimizerConfig

@@ -14,10 +14,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flowdup.accelerate.functions import fast_function
-from flowdup.checkpoint import FederationSpec, checkpoint_in, load_checkpoint, read_spec
+from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data.clients import ClientData, InputSpec, as_tensor
 from flowdup.devices import parse_device
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
+from flowdup.federation_spec import FederationSpec, read_spec
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
 from flowdup.models import Weights, build_network, own_shapes
@@ -180,7 +181,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     spec, state = load_checkpoint(checkpoint_in(Path(folder)))
     method = _build_method(spec, state.start, device)
     spec.check(method)
-    psi = {n: p.to(device, torch.float32) for n, p in state.psi.items()}
+    psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
     return Federation(spec, method, psi, state.round, state.start)
 
 

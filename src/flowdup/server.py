@@ -11,8 +11,10 @@ from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.messages import Task, schema_of
 from flowdup.methods import Method, Params
+from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
+from flowdup.params import prefixed
 from flowdup.random import Stream, distinct
 from flowdup.settings import check_range
 
@@ -24,6 +26,7 @@ class ServerConfig:
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
     replacement: bool = True  # whether one client may stand in a cohort twice
     lr_decay_fraction: float = 0.0  # of the rounds, the last: over these the rate falls to 0
+    averaging: float = 0.0  # of psi's moving average over rounds, the share that stays; 0: no such
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
 
     def __post_init__(self) -> None:
@@ -31,6 +34,7 @@ class ServerConfig:
         check_range("server.cohort", self.cohort, 1)
         check_range("server.alpha", self.alpha, 0, 1)
         check_range("server.lr_decay_fraction", self.lr_decay_fraction, 0, 1)
+        check_range("server.averaging", self.averaging, 0, 0.9999)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
     def rate(self, round: int) -> float:
@@ -41,6 +45,21 @@ class ServerConfig:
 
 
 @dataclass(frozen=True)
+class BestRound:
+    """Of a stage so far, by accuracy on validation clients; among equals the earlier."""
+
+    round: int
+    accuracy: float
+    misses: int = 0  # evaluations since
+
+    def after(self, round: int, accuracy: float) -> "BestRound":
+        """That after one more evaluation."""
+        if accuracy > self.accuracy:
+            return BestRound(round, accuracy)
+        return replace(self, misses=self.misses + 1)
+
+
+@dataclass(frozen=True)
 class ServerState:
     """All that a run must remember between rounds; every random choice follows from the round."""
 
@@ -48,8 +67,17 @@ class ServerState:
     psi: Params
     optimizer: State
     method_state: Params = field(default_factory=dict)  # what the method keeps besides psi
+    average: Params = field(default_factory=dict)  # of psi over rounds, if the server keeps one
+    correction: Params = field(default_factory=dict)  # what `methods/corrected.py` was fitted to
     stage: int = 0
+    began: int = 0  # rounds of the stages before
+    best: BestRound | None = None  # None before the first evaluation
     start: Weights = field(default_factory=dict)  # that the stage began from; empty: by the seed
+
+    @property
+    def deployed(self) -> Params:
+        """What makes personal models: psi or its average, and the correction."""
+        return (self.average or self.psi) | prefixed(PREFIX, self.correction)
 
 
 @dataclass(frozen=True)
@@ -70,7 +98,8 @@ def initial_state(
         raise ConfigError(
             f"the method broadcasts '{min(taken)}', which is the name of something else: rename it"
         )
-    return ServerState(0, psi, Optimizer(config.optimizer).init(psi), own)
+    average = {n: p.clone() for n, p in psi.items()} if config.averaging else {}
+    return ServerState(0, psi, Optimizer(config.optimizer).init(psi), own, average)
 
 
 def sample_cohort(
@@ -121,11 +150,10 @@ def train(
     state: ServerState,
     stream: Stream,
     aggregate: Aggregation = mean,
-    earlier: int = 0,  # rounds of stages before
 ) -> Iterator[Round]:
     """Yield every round from `state.round + 1` to the stage's last."""
     optimizer, schema = Optimizer(config.optimizer), schema_of(state.psi)
-    for number in range(state.round + 1, earlier + config.rounds + 1):
+    for number in range(state.round + 1, state.began + config.rounds + 1):
         chosen = sample_cohort(
             config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
         )
@@ -134,8 +162,20 @@ def train(
         replies = (reply.check(number, schema) for reply in engine.train(task))
         update = aggregate(state.psi, replies)
         psi, memory = optimizer.step_along(
-            state.psi, update.delta, state.optimizer, config.rate(number - earlier)
+            state.psi, update.delta, state.optimizer, config.rate(number - state.began)
         )
-        own = method.update_server_state(state.method_state, update.loss)
-        state = replace(state, round=number, psi=psi, optimizer=memory, method_state=own)
+        state = replace(
+            state,
+            round=number,
+            psi=psi,
+            optimizer=memory,
+            method_state=method.update_server_state(state.method_state, update.loss),
+            average=_moved(state.average, psi, config.averaging, number - state.began),
+        )
         yield Round(state, update.loss, broadcast, update.padding)
+
+
+def _moved(average: Params, psi: Params, share: float, round: int) -> Params:
+    """The moving average after a stage's round: at first it follows psi, which still moves far."""
+    stays = min(share, round / (round + 10))
+    return {n: a.lerp(psi[n], 1 - stays) for n, a in average.items()}

@@ -70,6 +70,12 @@ def get_numbers(table: Object, key: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def get_number(table: Object, key: str) -> float:
+    """A finite number."""
+    found = get_numbers({key: [table.get(key)]}, key)
+    return found[0]
+
+
 def as_count(value: Any, key: str) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(

@@ -4,19 +4,22 @@ user's own is a file anywhere that calls `flowdup.register_method`.
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, shorten
 from flowdup.methods.base import Batch, Method, NoSettings, Objective
 from flowdup.methods.context import MethodContext
+from flowdup.methods.corrected import Corrected
 from flowdup.methods.fedavg import FedAvg
 from flowdup.methods.fedavg_em import FedAvgEM, FedAvgEMConfig
+from flowdup.methods.fedavg_la import FedAvgLA, FedAvgLAConfig
 from flowdup.methods.fedavg_pseudo import FedAvgPseudo, FedAvgPseudoConfig
 from flowdup.methods.fedavg_tent import FedAvgTent, FedAvgTentConfig
 from flowdup.methods.fedprox import FedProx, FedProxConfig
 from flowdup.methods.fedtta import FedTTA, FedTTAConfig
 from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
+from flowdup.methods.flowdup_plus import FLowDUPPlus, FLowDUPPlusConfig
 from flowdup.methods.ld_fedavg import LDFedAvg, LDFedAvgConfig
 from flowdup.methods.odpfl_hn import ODPFLHN, ODPFLHNConfig
 from flowdup.methods.pefll import PeFLL, PeFLLConfig
@@ -38,6 +41,9 @@ __all__ = [
 ]
 
 
+CORRECTIONS = ("none", "em")
+
+
 class MethodEntry(NamedTuple):
     method: type[Any]  # called with its settings and a MethodContext
     settings: type[Any]  # a frozen dataclass with a default for every field
@@ -47,12 +53,14 @@ METHODS = Registry(
     "method",
     {
         "flowdup": MethodEntry(FLowDUP, FLowDUPConfig),
+        "flowdup-plus": MethodEntry(FLowDUPPlus, FLowDUPPlusConfig),
         "fedavg": MethodEntry(FedAvg, NoSettings),
         "fedprox": MethodEntry(FedProx, FedProxConfig),
         "ld-fedavg": MethodEntry(LDFedAvg, LDFedAvgConfig),
         "fedtta": MethodEntry(FedTTA, FedTTAConfig),
         "fedavg-tent": MethodEntry(FedAvgTent, FedAvgTentConfig),
         "fedavg-pseudo": MethodEntry(FedAvgPseudo, FedAvgPseudoConfig),
+        "fedavg-la": MethodEntry(FedAvgLA, FedAvgLAConfig),
         "fedavg-em": MethodEntry(FedAvgEM, FedAvgEMConfig),
         "pefll": MethodEntry(PeFLL, PeFLLConfig),
         "odpfl-hn": MethodEntry(ODPFLHN, ODPFLHNConfig),
@@ -68,6 +76,10 @@ def register_method(name: str, method: type[Method], settings: type[Any] = NoSet
     """
     if Method not in method.__mro__:
         raise ConfigError(f"the class of method '{name}' must be a subclass of Method")
+    if taken := {"name", "correction"} & {f.name for f in fields(settings)}:
+        raise ConfigError(
+            f"method '{name}' has a setting '{min(taken)}', as every method has one: rename it"
+        )
     try:
         settings()
     except TypeError as error:
@@ -92,22 +104,29 @@ class MethodConfig:
 
     name: str
     settings: Any
+    correction: str = "none"  # of personal models for how often classes occur: none or em
 
     @classmethod
     def from_table(cls, table: Any, prefix: str = "method.") -> "MethodConfig":
         rest = dict(as_table(table, prefix))
-        name = rest.pop("name", "flowdup")
-        return cls(name, read_settings(METHODS.find(name).settings, rest, prefix))
+        name, correction = rest.pop("name", "flowdup"), rest.pop("correction", "none")
+        if correction not in CORRECTIONS:
+            raise ConfigError(
+                f"{prefix}correction is {' or '.join(map(repr, CORRECTIONS))}, not "
+                f"'{shorten(correction)}'"
+            )
+        return cls(name, read_settings(METHODS.find(name).settings, rest, prefix), correction)
 
     @staticmethod
     def paths(prefix: str) -> Iterator[str]:
+        yield f"{prefix}correction"
         for entry in METHODS.values():
             yield from setting_paths(entry.settings, prefix)
 
     def table(self) -> dict[str, Any]:
         settings: dict[str, Any] = plain(self.settings)
-        return {"name": self.name} | settings
+        return {"name": self.name, "correction": self.correction} | settings
 
     def build(self, context: MethodContext) -> Method:
         method: Method = METHODS[self.name].method(self.settings, context)
-        return method
+        return method if self.correction == "none" else Corrected(method, context)

@@ -64,6 +64,7 @@ class Method(Objective, Protocol):
     batch_size: int = 0  # that local batches must have; 0: any
     has_embedding: bool = False  # whether `embedding` tells clients apart
     broadcast: tuple[str, ...] = ()  # what of its server state clients are sent and metrics show
+    is_corrected: bool = False  # whether validation clients calibrate it (`methods/corrected.py`)
 
     def init(self, stream: Stream) -> Params:
         """What is trained and sent."""
@@ -98,21 +99,15 @@ def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * batch.labeled).sum() / batch.labeled.sum().clamp(min=1)
 
 
-def pseudo_loss(logits: Tensor, batch: Batch, sure: float = 0.9, steps: int = 5) -> Tensor:
-    """Cross-entropy of rows without a label with the classes that the model gives them, where it is
-    sure once it has found the client's label shares (EM on this batch).
-    """
-    without = batch.present - batch.labeled
-    with torch.no_grad():
-        n = without.sum().clamp(min=1)
-        shift = torch.zeros_like(logits[0])
-        for _ in range(steps):
-            q = without @ (logits + shift).softmax(1) / n
-            shift = q.clamp(min=1e-6).log()
-        confidence, y = (logits + shift).softmax(1).max(1)
-        counted = without * (confidence > sure)
-    losses = cross_entropy(logits, y, reduction="none")
-    return (losses * counted).sum() / n
+def adjusted_loss(logits: Tensor, batch: Batch, share: float) -> Tensor:
+    """`mean_loss`, a share of it with the log of the batch's label shares added to the logits."""
+    plain = mean_loss(logits, batch)
+    if not share:
+        return plain
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    counts = batch.labeled @ (batch.y[:, None] == classes).to(logits)  # [classes]
+    q = counts / batch.labeled.sum().clamp(min=1)
+    return (1 - share) * plain + share * mean_loss(logits + q.clamp(min=1e-4).log(), batch)
 
 
 def sum_gradients(

@@ -29,6 +29,10 @@ class MethodContext:
     def f(self) -> Network:
         return self.network(self.model, self.spec.classes)
 
+    def start_here(self) -> Weights:
+        """The weights to begin from, where the method runs; empty if there are none."""
+        return {n: w.to(self.device, self.dtype) for n, w in (self.start or {}).items()}
+
     def init_model(self, stream: Stream) -> Weights:
         """The weights that f begins with."""
         return dict(self.start) if self.start else self.f.init(stream)

@@ -18,14 +18,14 @@ theta, as the minimum of the mean of ||pi - onehot(y)||^2 / 2 over all labels, a
 FedAvg's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flowdup.errors import ConfigError
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.context import MethodContext
+from flowdup.methods.corrected import output_layer
 from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
@@ -49,7 +49,7 @@ class FedAvgEM(Method):
         self.config = config
         self.f, self.classes = context.f, context.spec.classes
         self.init_model = context.init_model
-        self.bias = _output_bias(context)
+        _, self.bias = output_layer(context.f, context)
 
     def init(self, stream: Stream) -> Params:
         return prefixed("theta.", self.init_model(stream)) | {
@@ -79,17 +79,3 @@ class FedAvgEM(Method):
             q = present @ w / present.sum().clamp(min=1)
             shift = q.clamp(min=_LEAST).log() - log_pi
         return shift
-
-
-def _output_bias(context: MethodContext) -> str:
-    """The parameter of f that is added to the logits as it is, found in full precision."""
-    f = replace(context, compute=None).f
-    weights = {n: w.to(context.device, context.dtype) for n, w in f.init(Stream(0)).items()}
-    x = torch.zeros(1, *context.spec.shape)  # its reader brings it there
-    shift = torch.arange(1.0, context.spec.classes + 1, device=context.device, dtype=context.dtype)
-    for name, shape in f.shapes.items():
-        if shape == tuple(shift.shape):
-            moved = f(weights | {name: weights[name] + shift}, x) - f(weights, x)
-            if torch.allclose(moved, shift[None], atol=1e-4):
-                return name
-    raise ConfigError("method 'fedavg-em' needs a model whose last layer has a bias: give it one")

@@ -30,7 +30,7 @@ from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
-from flowdup.params import Params, strip_prefix
+from flowdup.params import Params
 from flowdup.random import Stream
 from flowdup.settings import check_range
 from flowdup.subspace import SubspaceConfig
@@ -41,7 +41,6 @@ class FLowDUPConfig:
     regularization: float = 1e-4  # lambda
     reduction: str = "mean"  # of the loss over the half-batch: mean or sum
     learn_psi_r: bool = True  # false: psi_r stays 0 and is not sent
-    head: float = 0.0  # weight of a classification loss of h1 itself, through a head of its own
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
     hypernetwork: HypernetworkConfig = field(default_factory=HypernetworkConfig)
 
@@ -61,36 +60,29 @@ class FLowDUP(Method):
         self.subspace = context.subspace(config.subspace)
         self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
         self.h = context.hypernetwork(config.hypernetwork, self.subspace.k)
-        self.classes, self.rank_one = context.spec.classes, self.h.matrices
+        self.rank_one = self.h.matrices
 
     def init(self, stream: Stream) -> Params:
-        params = self.h.init(stream)
-        if self.config.learn_psi_r:
-            params["psi_r"] = torch.zeros(self.subspace.k)
-        if self.config.head:
-            params["head.weight"] = torch.zeros(self.classes, self.config.hypernetwork.embedding)
-            params["head.bias"] = torch.zeros(self.classes)
-        return params
+        psi_r = {"psi_r": torch.zeros(self.subspace.k)} if self.config.learn_psi_r else {}
+        return self.h.init(stream) | psi_r
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         unlabeled, query = batch.halves()
-        z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [B/2, embedding]
-        v = self.h.head(params, self.h.pool([(z, unlabeled.present)]))
+        v = self.h(params, unlabeled.x, unlabeled.present)
         theta = self.subspace(v)
-        logits = self.f(theta, query.x)
+        return self.objective(params, v, self.f(theta, query.x), query)
+
+    def objective(self, params: Params, v: Tensor, logits: Tensor, query: Batch) -> Tensor:
+        """L + lambda Omega."""
         loss = mean_loss(logits, query)
         if self.config.reduction == "sum":
             loss = loss * query.labeled.sum()
-        if self.config.head:
-            own = z @ params["head.weight"].T + params["head.bias"]
-            loss = loss + self.config.head * mean_loss(own, unlabeled)
         omega = (v - params["psi_r"] if self.config.learn_psi_r else v).square().sum()
         return loss + self.config.regularization * omega
 
     def global_model(self, params: Params) -> Weights:
         """theta_0 + P psi_r, what the regulariser holds clients near."""
-        psi_r = params.get("psi_r", torch.zeros_like(self.subspace.theta_0[: self.subspace.k]))
-        return self.subspace(psi_r)
+        return self.subspace(params.get("psi_r", self.subspace.theta_0.new_zeros(self.subspace.k)))
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         return self.subspace(self.h(params, x, present))

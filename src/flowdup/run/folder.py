@@ -5,6 +5,7 @@ clients.json    who is in which group, who has labels, and of which images each 
                 of lazy clients, how they are made
 metrics.jsonl   one line per round
 checkpoint/     psi and the server's state (`checkpoint.py`); it seals what the run was started with
+best/           the same of the round that was best on validation clients, if that is to be kept
 lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
 embedding.*     a figure of the clients, png and svg (`embed_run`)
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowdup.checkpoint import CHECKPOINT, has_checkpoint
+from flowdup.checkpoint import BEST, CHECKPOINT, checkpoint_in, has_checkpoint
 from flowdup.config import Config, read_config, read_toml
 from flowdup.errors import CheckpointError
 from flowdup.files import cannot_write, sync_file, write_atomic
@@ -54,6 +55,15 @@ class RunFolder:
     @property
     def checkpoint(self) -> Path:
         return self.path / CHECKPOINT
+
+    @property
+    def best(self) -> Path:
+        return self.path / BEST
+
+    @property
+    def kept(self) -> Path:
+        """The checkpoint that counts: the best round's, or the last one's."""
+        return checkpoint_in(self.path)
 
     @property
     def lock(self) -> Path:

@@ -29,7 +29,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
         raise cannot_write(folder.lock, error) from error
     try:
         _take(descriptor, folder)
-        for inside in (folder.path, folder.checkpoint):
+        for inside in (folder.path, folder.checkpoint, folder.best):
             if inside.is_dir() and not os.access(inside, os.W_OK | os.X_OK):
                 raise cannot_write(inside, PermissionError(0, "it is read-only"))
             remove_stale_temporaries(inside)

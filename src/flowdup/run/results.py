@@ -33,18 +33,18 @@ def evaluate_run(
     so many points each (`evaluation.SupportScore`).
     """
     folder = RunFolder(Path(out))
-    simulation, state = Simulation.resume(stored_config(folder), folder.checkpoint, population)
+    simulation, state = Simulation.resume(stored_config(folder), folder.kept, population)
     if population is None and folder.started:
         check_clients(folder, simulation.listing())
     stream = simulation.stream.child("held-out")
     clients = simulation.population.test
-    scores = evaluate(simulation.engine, state.psi, clients, stream)
+    scores = evaluate(simulation.engine, state.deployed, clients, stream)
     result = {
         "method": simulation.config.method.name,
         "k": simulation.method.k,
         "round": state.round,
         "metrics": {reading: _plain(table) for reading, table in metrics_table(scores).items()},
-        "cost": asdict(simulation.cost(state.psi)),
+        "cost": asdict(simulation.cost(state)),
         "clients": [
             asdict(score) | {"metrics": {r: _finite(own) for r, own in score.metrics.items()}}
             for score in scores
@@ -52,7 +52,7 @@ def evaluate_run(
         **provenance(simulation.device),
     }
     if support:
-        rows = evaluate_by_support(simulation.engine, state.psi, clients, stream, support)
+        rows = evaluate_by_support(simulation.engine, state.deployed, clients, stream, support)
         result["support"] = [asdict(row) | {"metrics": _plain(row.metrics)} for row in rows]
     if is_main_process():
         folder.write_evaluation(result)

@@ -7,23 +7,24 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.host_scalars import HostScalars
-from flowdup.checkpoint import FederationSpec, check_state, load_checkpoint
+from flowdup.calibration import calibrate, uncorrected
+from flowdup.checkpoint import check_state, load_checkpoint
 from flowdup.config import Config
 from flowdup.cost import Cost, measure
 from flowdup.data import LazyClients, Population, load_population
 from flowdup.engines import Engine, build_engine
 from flowdup.errors import CheckpointError, TrainingError
-from flowdup.evaluation import transductive_accuracy
+from flowdup.evaluation import Summary, summarize, transductive_accuracy, transductive_logits
+from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Method, MethodContext, Params
 from flowdup.models import Weights
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
-from flowdup.server import Round, ServerState, initial_state, train
+from flowdup.server import BestRound, Round, ServerState, initial_state, train
 
 _OTHER = "choose another folder"
 _AHEAD = 8  # rounds that a GPU has been given and not yet done
@@ -45,7 +46,6 @@ class Simulation:
     ) -> None:
         stages = config.stages
         self.stage, self.start = stage % len(stages), start or {}
-        self.earlier = sum(s.server.rounds for s in stages[: self.stage])
         self.config, self.stream = stages[stage], Stream(config.seed)
         config = self.config
         if population is None:
@@ -78,19 +78,22 @@ class Simulation:
         simulation = cls(config, population, state.stage, state.start)
         return simulation, simulation.checked(spec, state)
 
-    @property
-    def last_round(self) -> int:
-        """Of this stage, in the count of all."""
-        return self.earlier + self.config.server.rounds
-
-    def initial_state(self) -> ServerState:
+    def initial_state(self, round: int = 0) -> ServerState:
+        """Of the stage, after so many rounds of those before."""
         found = initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
-        return replace(found, round=self.earlier, stage=self.stage, start=self.start)
+        return replace(found, round=round, stage=self.stage, began=round, start=self.start)
 
-    def next_stage(self, config: Config, psi: Params) -> "Simulation":
-        """The one after this, beginning from the model that psi holds for everyone."""
-        start = {n: w.float().cpu() for n, w in self.method.global_model(psi).items()}
+    def next_stage(self, config: Config, state: ServerState) -> "Simulation":
+        """The one after this, beginning from the model that a state of this holds for everyone."""
+        model = self.method.global_model(self._here(state.deployed))
+        start = {n: w.float().cpu() for n, w in model.items()}
         return Simulation(config, self.population, self.stage + 1, start)
+
+    def is_done(self, state: ServerState) -> bool:
+        """Whether the stage ends with this state: by its rounds, or because it got no better."""
+        patience = self.config.run.patience
+        stalled = patience and state.best and state.best.misses >= patience
+        return bool(stalled) or state.round >= state.began + self.config.server.rounds
 
     def load_state(self, folder: Path) -> ServerState:
         return self.checked(*load_checkpoint(folder))
@@ -100,32 +103,34 @@ class Simulation:
         if spec != self.federation:
             spec.check(self.method)
             raise CheckpointError(f"the checkpoint belongs to another federation: {_OTHER}")
-        check_state(state, self.method, self.config.server.optimizer)
-
-        def here(tensors: dict[str, Any]) -> dict[str, Any]:
-            return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
-
+        check_state(state, self.method, self.config.server)
         # in the order of `init`: sums over parameters must come out the same, in every process
-        psi = {n: state.psi[n] for n in self.federation.psi_names}
+        names = self.federation.psi_names
         return replace(
             state,
-            psi=here(psi),
-            optimizer=here(state.optimizer),
-            method_state=here(state.method_state),
+            psi=self._here({n: state.psi[n] for n in names}),
+            optimizer=self._here(state.optimizer),
+            method_state=self._here(state.method_state),
+            average=self._here({n: state.average[n] for n in names if state.average}),
+            correction=self._here(state.correction),
         )
+
+    def _here(self, tensors: Params) -> Params:
+        return {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
 
     def listing(self) -> bytes:
         """Who takes part, as a run folder records it."""
         return json.dumps(self.population.listing()).encode()
 
-    def cost(self, psi: Params) -> Cost:
+    def cost(self, state: ServerState) -> Cost:
         """What the method asks of a client of middling size."""
         clients = self.population.train or self.population.test
         if isinstance(clients, LazyClients):
             points = clients.points
         else:
             points = round(statistics.median(map(len, clients)))
-        return measure(self.method, self.config.client, self.population.spec, psi, points)
+        found = measure(self.method, self.config.client, self.population.spec, state.psi, points)
+        return replace(found, bytes_once=sum(w.numel() * 4 for w in state.start.values()))
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
         """Train on from a state; evaluated rounds carry the accuracy of validation clients.
@@ -135,27 +140,32 @@ class Simulation:
         """
         config, waiting = self.config, deque[tuple[Round, HostScalars]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
-        parts = config.server, self.method, self.engine, state, self.stream
-        for latest in train(*parts, earlier=self.earlier):
+        last, correction, best = state.began + config.server.rounds, state.correction, state.best
+        for latest in train(config.server, self.method, self.engine, state, self.stream):
             waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
             number = latest.state.round
-            due = number % config.run.evaluate_every == 0 or number == self.last_round
+            due = number % config.run.evaluate_every == 0 or number == last
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())
                 if due and result is latest:
-                    metrics |= self._validate(result.state.psi)
-                yield result.state, metrics
+                    accuracy, correction = self._validate(result.state)
+                    if accuracy.mean is not None:
+                        metrics["validation_accuracy"] = accuracy.mean
+                        metrics["validation_worst_decile"] = accuracy.worst_decile
+                        new = BestRound(number, accuracy.mean)
+                        best = best.after(number, accuracy.mean) if best else new
+                yield replace(result.state, correction=correction, best=best), metrics
 
-    def _validate(self, psi: Params) -> Metrics:
-        clients = self.population.validation
-        accuracy = transductive_accuracy(self.engine, psi, clients)
-        if accuracy.mean is None:
-            return {}
-        return {
-            "validation_accuracy": accuracy.mean,
-            "validation_worst_decile": accuracy.worst_decile,
-        }
+    def _validate(self, state: ServerState) -> tuple[Summary, Params]:
+        """Accuracy of validation clients, and the correction that it is with."""
+        labeled = [c for c in self.population.validation if c.labeled]
+        if not labeled or not self.method.is_corrected:
+            return transductive_accuracy(self.engine, state.deployed, labeled), {}
+        plain = replace(state, correction=self._here(uncorrected(self.population.spec.classes)))
+        logits = transductive_logits(self.engine, plain.deployed, labeled)
+        found = calibrate(logits, [c.y for c in labeled if c.y is not None], self.device)
+        return summarize(found.accuracies.tolist()), self._here(found.correction)
 
 
 def _numbers(result: Round) -> Params:

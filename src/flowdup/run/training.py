@@ -1,15 +1,21 @@
 """Training into a run folder: it can be killed at any moment and continued to the same bits."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from flowdup.checkpoint import remove_old_tensors, save_checkpoint
+from flowdup.checkpoint import (
+    has_checkpoint,
+    remove_checkpoint,
+    remove_old_tensors,
+    save_checkpoint,
+)
 from flowdup.config import Config
 from flowdup.data import Population
 from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
-from flowdup.errors import ConfigError
+from flowdup.errors import CheckpointError, ConfigError
 from flowdup.methods import METHODS
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
@@ -49,68 +55,99 @@ def train_run(
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
         wait_for_all()  # nobody reads before the folder is locked
-        simulation, state = _start(folder, config, simulation)
+        progress = _start(folder, config, simulation)
         if writes:
-            return (yield from _train_and_write(folder, config, simulation, state, stop))
+            return (yield from _train_and_write(folder, progress, stop))
         wait_for_all()  # the main process may now change what everyone has read
-        stopped = _stops(stop) and state.round < config.rounds
+        stopped = _stops(stop) and not progress.finished
         if not stopped:
-            for _, latest, _ in _rounds(config, simulation, state):
-                if latest.round < config.rounds and _stops(stop):
+            for _ in progress.rounds():
+                if not progress.finished and _stops(stop):
                     stopped = True
                     break
         wait_for_all()  # until all is saved: torchrun ends everyone when one ends
         return stopped
 
 
-def _rounds(
-    config: Config, simulation: Simulation, state: ServerState
-) -> Iterator[tuple[Simulation, ServerState, Metrics]]:
-    """Of all stages from this one on."""
-    latest = state
-    while True:
-        for latest, metrics in simulation.rounds(latest):
-            yield simulation, latest, metrics
-        if latest.round == config.rounds:
-            return
-        simulation = simulation.next_stage(config, latest.psi)
-        latest = simulation.initial_state()
+@dataclass
+class _Progress:
+    """Where a run is: its settings, the stage that it is in, and that stage's latest state."""
+
+    config: Config
+    simulation: Simulation
+    state: ServerState
+    kept: ServerState | None  # that the next stage begins from; None: the latest
+
+    @property
+    def stage_done(self) -> bool:
+        return self.simulation.is_done(self.state)
+
+    @property
+    def finished(self) -> bool:
+        return self.simulation.stage == len(self.config.before) and self.stage_done
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the latest round is the stage's best so far."""
+        return self.state.best is not None and self.state.best.round == self.state.round
+
+    def rounds(self) -> Iterator[Metrics]:
+        """Train on to the end of the last stage, keeping this up to date."""
+        while not self.finished:
+            if self.stage_done:
+                self.simulation = self.simulation.next_stage(self.config, self.kept or self.state)
+                self.state, self.kept = self.simulation.initial_state(self.state.round), None
+            for state, metrics in self.simulation.rounds(self.state):
+                self.state = state
+                if self.config.run.keep == "best" and self.is_best:
+                    self.kept = self.state
+                if self.config.before:
+                    metrics["stage"] = self.state.stage
+                yield metrics
+                if self.stage_done:
+                    break
 
 
 def _train_and_write(
-    folder: RunFolder,
-    config: Config,
-    simulation: Simulation,
-    state: ServerState,
-    stop: Callable[[], bool] | None,
+    folder: RunFolder, progress: _Progress, stop: Callable[[], bool] | None
 ) -> Generator[Metrics, None, bool]:
-    listing = simulation.listing()
+    config, listing = progress.config, progress.simulation.listing()
     origin = origin_of(config, listing)
+
+    def save(path: Path) -> None:
+        save_checkpoint(path, progress.simulation.federation, progress.state, origin)
+
     if folder.started:
         check_clients(folder, listing)
     wait_for_all()  # until everyone has read what is now changed
     if folder.started:
         remove_old_tensors(folder.checkpoint)
     else:  # first of all: other files without a checkpoint are a damaged run
-        save_checkpoint(folder.checkpoint, simulation.federation, state, origin)
+        save(folder.checkpoint)
+    if config.run.keep == "last":
+        remove_checkpoint(folder.best)
+    elif progress.is_best:  # in case that a kill came between the two
+        save(folder.best)
     folder.write_clients(listing)
     folder.write_config(config)
-    start = time.monotonic() - folder.cut_metrics(state.round)
-    stopped = _stops(stop) and state.round < config.rounds
-    rounds = iter(()) if stopped else _rounds(config, simulation, state)
-    for stage, latest, metrics in rounds:
+    start = time.monotonic() - folder.cut_metrics(progress.state.round)
+    stopped = _stops(stop) and not progress.finished
+    rounds = iter(()) if stopped else progress.rounds()
+    for metrics in rounds:
         metrics["seconds"] = round(time.monotonic() - start, 3)
         folder.append_metrics(metrics)
-        due = latest.round % config.run.checkpoint_every == 0
-        last = latest.round == config.rounds
-        if due or latest.round == stage.last_round:
+        keep = config.run.keep == "best" and progress.is_best
+        due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
+        if due or keep:
             folder.sync_metrics()
-            save_checkpoint(folder.checkpoint, stage.federation, latest, origin)
+            save(folder.checkpoint)
+        if keep:
+            save(folder.best)
         yield metrics
-        if not last and _stops(stop):
-            if not due:
+        if not progress.finished and _stops(stop):
+            if not due and not keep:
                 folder.sync_metrics()
-                save_checkpoint(folder.checkpoint, stage.federation, latest, origin)
+                save(folder.checkpoint)
             stopped = True
             break
     write_report(folder.path)
@@ -128,20 +165,34 @@ def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
         check_settings(folder, config)
 
 
-def _start(
-    folder: RunFolder, config: Config, simulation: Simulation
-) -> tuple[Simulation, ServerState]:
-    """The stage to go on with, and from where; `simulation` is the first's."""
+def _start(folder: RunFolder, config: Config, simulation: Simulation) -> _Progress:
+    """Where to go on; `simulation` is the first stage's."""
     if not folder.started:
-        return simulation, simulation.initial_state()
+        return _Progress(config, simulation, simulation.initial_state(), None)
     simulation, state = Simulation.resume(config, folder.checkpoint, simulation.population)
-    if state.round > simulation.last_round:
-        trained, rounds = state.round - simulation.earlier, simulation.config.server.rounds
+    trained, rounds = state.round - state.began, simulation.config.server.rounds
+    if trained > rounds:
         raise ConfigError(
             f"{folder.path} was trained for {trained} rounds and server.rounds is {rounds}: "
             f"set it to {trained} or more, or choose another folder"
         )
-    return simulation, state
+    return _Progress(config, simulation, state, _kept(folder, simulation, state))
+
+
+def _kept(folder: RunFolder, simulation: Simulation, state: ServerState) -> ServerState | None:
+    """The stage's best round so far, if that is to be kept; CheckpointError if it is not there."""
+    if simulation.config.run.keep == "last" or not state.best:
+        return None
+    if state.best.round == state.round:
+        return state
+    if has_checkpoint(folder.best):
+        best = simulation.load_state(folder.best)
+        if (best.stage, best.round) == (state.stage, state.best.round):
+            return best
+    raise CheckpointError(
+        f"{folder.best} does not hold round {state.best.round}, the best so far: restore it from a "
+        "copy, or go on with run.keep = 'last'"
+    )
 
 
 def _stops(stop: Callable[[], bool] | None) -> bool:

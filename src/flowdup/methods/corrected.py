@@ -1,0 +1,105 @@
+"""A method's personal model, corrected for how often each class occurs at the client.
+
+Any method can wear it (`method.correction = "em"`): training and what is sent stay the method's.
+On a client's unlabeled data X, with the method's own model theta,
+
+    logits(x) = scale f(x; theta) + bias          calibrated, as if classes were equally frequent
+    q         = how often each class occurs in X  EM on these logits (`prior.py`)
+    theta'    = theta, its last layer so that f(x; theta') = logits(x) + strength log q
+
+scale, bias, sparsity and strength are fitted on labeled validation clients (`calibration.py`) and
+stand beside psi as `correction.scale` and so on, a few numbers.  Without them logits are taken as
+they are.
+
+Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat
+at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flowdup.errors import ConfigError
+from flowdup.methods.base import Batch, Method
+from flowdup.methods.context import MethodContext
+from flowdup.models.network import Network, Weights
+from flowdup.params import Params, strip_prefix
+from flowdup.prior import log_prior
+from flowdup.random import Stream
+
+PREFIX = "correction."
+_CHUNK = 2048  # points that pass through f at once
+
+
+class Corrected(Method):
+    """`method`, whose personal models know how often each class occurs."""
+
+    def __init__(self, method: Method, context: MethodContext) -> None:
+        self.method, self.f = method, method.f
+        self.learns_unlabeled, self.fingerprint = method.learns_unlabeled, method.fingerprint
+        self.k, self.batch_size = method.k, method.batch_size
+        self.has_embedding, self.broadcast = method.has_embedding, method.broadcast
+        self.rank_one = method.rank_one
+        self.weight, self.bias = output_layer(method.f, context)
+        self.is_corrected = True
+
+    def init(self, stream: Stream) -> Params:
+        return self.method.init(stream)
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        return self.method.loss(params, batch, start)
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        theta = self._calibrated(self.method.personalize(_own(params), x, present), params)
+        logits = torch.cat([self.f(theta, rows) for rows in torch.split(x, _CHUNK)])
+        found = strip_prefix(params, PREFIX)
+        shift = log_prior(logits, present, found.get("sparsity", 0.0), found.get("strength", 1.0))
+        return theta | {self.bias: theta[self.bias] + shift}
+
+    def global_model(self, params: Params) -> Weights:
+        """The method's, calibrated."""
+        return self._calibrated(self.method.global_model(_own(params)), params)
+
+    def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
+        return self.method.embedding(_own(params), x, present)
+
+    def server_state(self) -> Params:
+        return self.method.server_state()
+
+    def update_server_state(self, state: Params, loss: Tensor) -> Params:
+        return self.method.update_server_state(state, loss)
+
+    def _calibrated(self, theta: Weights, params: Params) -> Weights:
+        if f"{PREFIX}scale" not in params:
+            return theta
+        scale, bias = params[f"{PREFIX}scale"], params[f"{PREFIX}bias"]
+        return theta | {
+            self.weight: scale * theta[self.weight],
+            self.bias: scale * theta[self.bias] + bias,
+        }
+
+
+def _own(params: Params) -> Params:
+    """psi without the correction's numbers: a method may take all of it for its model."""
+    return {n: p for n, p in params.items() if not n.startswith(PREFIX)}
+
+
+def output_layer(network: Network, context: MethodContext) -> tuple[str, str]:
+    """The weight and the bias whose multiples are multiples of the logits, found by trying."""
+    exact = replace(network, compute=None)
+    weights = {n: w.to(context.device, context.dtype) for n, w in exact.init(Stream(0)).items()}
+    x = torch.zeros(1, *context.spec.shape)  # its reader brings it there
+    before = exact(weights, x)
+    shift = torch.arange(1.0, before.shape[1] + 1, device=before.device, dtype=before.dtype)
+    for bias, shape in exact.shapes.items():
+        weight = bias.removesuffix("bias") + "weight"
+        if shape != tuple(shift.shape) or weight not in exact.shapes or weight == bias:
+            continue
+        scaled = weights | {weight: 2 * weights[weight], bias: 2 * weights[bias] + shift}
+        if torch.allclose(exact(scaled, x), 2 * before + shift, atol=1e-4):
+            return weight, bias
+    raise ConfigError(
+        "correcting for class shares needs a model whose last layer is linear with a bias: give it "
+        "one, or choose method.correction = 'none'"
+    )

@@ -1,0 +1,36 @@
+"""How often each class occurs among a client's points, estimated from logits without a label.
+
+EM (Saerens, Latinne, Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori
+Probabilities: A Simple Procedure", Neural Computation 2002), where logits are those of a classifier
+whose classes are equally frequent:
+
+    w(y | x) proportional to exp(logit_y(x)) q(y)                                       E-step
+    q(y)     proportional to max(mean over x in X of w(y | x) - sparsity, 0)            M-step
+
+A sparsity above 0 is the mode under a Dirichlet prior that favours few classes: what every class
+collects from points of others is taken off it.  It needs calibrated logits (`calibration.py`):
+where one class's are too high by a constant, EM gives everything to that class.
+"""
+
+import torch
+from torch import Tensor
+
+STEPS = 20
+_LEAST = 1e-6  # the share that a class keeps, so that logarithms are finite
+
+
+def log_prior(
+    logits: Tensor, present: Tensor, sparsity: Tensor | float = 0.0, strength: Tensor | float = 1.0
+) -> Tensor:
+    """strength log q, from logits [..., n, classes] of the present [..., n] points.
+
+    With a strength below 1 the prior is believed by half, say, also inside EM.
+    """  # [..., classes]
+    count = present.sum(-1, keepdim=True).clamp(min=1)
+    shift = torch.zeros_like(logits[..., 0, :])
+    for _ in range(STEPS):
+        w = (logits + shift[..., None, :]).softmax(-1)  # [..., n, classes]
+        mean = (present[..., None, :] @ w)[..., 0, :] / count
+        q = (mean - sparsity).clamp(min=_LEAST)
+        shift = strength * (q / q.sum(-1, keepdim=True)).log()
+    return shift
