@@ -2,13 +2,14 @@
 
 Bias-corrected temperature scaling (Alexandari, Kundaje, Shrikumar, ICML 2020): `scale` and `bias`
 minimise the negative log-likelihood of softmax(scale logits + bias) over all labeled points, so
-that logits are right on average.  `sparsity` and `strength` of the prior are then those of a grid
-with the best mean accuracy over clients, and with the least correction among equals.
+that logits are right on average.  `sparsity` and `strength` of the prior, and `move`, how far
+personal models go from everyone's, are then those of a grid with the best mean accuracy over
+clients, and the least of them among equals.
 
 Beware: the clients should have classes in the proportion that new clients will have, all together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -20,27 +21,46 @@ from torch.nn.utils.rnn import pad_sequence
 from flowdup.params import Params
 from flowdup.prior import log_prior
 
-STRENGTHS = (0.0, 0.5, 1.0)  # 0: calibrated alone
+MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
+STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
 SPARSITIES = (0.0, 0.01, 0.03, 0.05, 0.08)
 _RIDGE = 1e-3  # on the bias, for classes that no client has
 _ITERATIONS = 50
 
 
 class Calibration(NamedTuple):
-    correction: Params  # scale [], bias [classes], sparsity [], strength []
+    correction: Params  # move [], scale [], bias [classes], sparsity [], strength []
     accuracies: Tensor  # of the clients with it, in percent [clients]
 
 
-def uncorrected(classes: int) -> Params:
-    """The correction that changes nothing."""
+def uncorrected(classes: int, move: float = 1.0) -> Params:
+    """The correction that changes nothing but how far personal models are from everyone's."""
     one, none = torch.ones(()), torch.zeros(())
-    return {"scale": one, "bias": torch.zeros(classes), "sparsity": none, "strength": none}
+    return {
+        "move": move * one,
+        "scale": one,
+        "bias": torch.zeros(classes),
+        "sparsity": none,
+        "strength": none,
+    }
 
 
 def calibrate(
-    logits: Sequence[Tensor], labels: Sequence[Tensor], device: torch.device | str = "cpu"
+    logits: Mapping[float, Sequence[Tensor]],
+    labels: Sequence[Tensor],
+    device: torch.device | str = "cpu",
 ) -> Calibration:
-    """From uncorrected logits [n, classes] of clients with labels [n], -1 where there is none."""
+    """From uncorrected logits [n, classes] of clients with labels [n], -1 where there is none.
+
+    By `move`, there may be several sets of logits to choose from.
+    """
+    found = [_calibrate(move, rows, labels, torch.device(device)) for move, rows in logits.items()]
+    return max(found, key=lambda one: float(one.accuracies.mean()))
+
+
+def _calibrate(
+    move: float, logits: Sequence[Tensor], labels: Sequence[Tensor], device: torch.device
+) -> Calibration:
     x = pad_sequence([rows.to(device, torch.float64) for rows in logits], batch_first=True)
     y = pad_sequence([own.to(device) for own in labels], batch_first=True, padding_value=-1)
     sizes = torch.tensor([len(own) for own in labels], device=device)
@@ -48,26 +68,20 @@ def calibrate(
     known = y >= 0
     scale, bias = fit_scale_and_bias(x[known], y[known])
     x = scale * x + bias
-    best: tuple[float, float, float, Tensor] | None = None
-    for strength, sparsity in product(STRENGTHS, SPARSITIES):
-        if strength == 0 and sparsity:
-            continue
-        shift = log_prior(x, present, sparsity, strength) if strength else x.new_zeros(x.shape[-1])
-        answer = (x + shift.unsqueeze(-2)).argmax(-1)
-        right = ((answer == y) & known).sum(1) / known.sum(1).clamp(min=1)
-        accuracies = 100 * right[known.any(1)]
-        mean = float(accuracies.mean())
-        if best is None or mean > best[0]:
-            best = mean, strength, sparsity, accuracies
-    assert best is not None
-    _, strength, sparsity, accuracies = best
+    settings = [(0.0, 0.0), *product(STRENGTHS, SPARSITIES)]
+    shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in settings]
+    answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
+    right = ((answers == y) & known).sum(2) / known.sum(1).clamp(min=1)
+    accuracies = 100 * right[:, known.any(1)]  # [settings, clients]
+    best = int(accuracies.mean(1).argmax())  # the first among equals
     correction = {
+        "move": torch.tensor(move),
         "scale": scale,
         "bias": bias,
-        "sparsity": torch.tensor(sparsity),
-        "strength": torch.tensor(strength),
+        "sparsity": torch.tensor(settings[best][1]),
+        "strength": torch.tensor(settings[best][0]),
     }
-    return Calibration({n: t.float().cpu() for n, t in correction.items()}, accuracies.cpu())
+    return Calibration({n: t.float().cpu() for n, t in correction.items()}, accuracies[best].cpu())
 
 
 def fit_scale_and_bias(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -224,7 +224,8 @@ def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> No
     psi = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("psi/")}
     own = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("method/")}
     theta = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("theta/")}
-    correction = {"scale": (), "bias": (spec.inputs.classes,), "sparsity": (), "strength": ()}
+    correction: dict[str, tuple[int, ...]] = {"bias": (spec.inputs.classes,)}
+    correction |= dict.fromkeys(("move", "scale", "sparsity", "strength"), ())
     optional = {  # groups that are there as a whole or not at all
         "average": {n.replace("psi/", "average/", 1): s for n, s in psi.items()},
         "correction": {f"correction/{n}": s for n, s in correction.items()},

@@ -26,8 +26,8 @@ class ServerConfig:
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
     replacement: bool = True  # whether one client may stand in a cohort twice
     lr_decay_fraction: float = 0.0  # of the rounds, the last: over these the rate falls to 0
-    averaging: float = 0.0  # of psi's moving average over rounds, the share that stays; 0: no such
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
+    averaging: float = 0.0  # of psi's moving average over rounds, the share that stays; 0: no such
 
     def __post_init__(self) -> None:
         check_range("server.rounds", self.rounds, 1)

@@ -227,14 +227,16 @@ class Subspace:
         self.fingerprint = self._fingerprint(config.kind)
         self._move(device, dtype, compute or dtype)
 
-    def __call__(self, v: Tensor) -> Weights:
-        """theta = theta_0 + P v, as the network's weights."""
+    def __call__(self, v: Tensor, start: Weights | None = None) -> Weights:
+        """theta = theta_0 + P v, as the network's weights; `start` may take theta_0's place."""
         moved = self.expansion(v)
         moves = torch.split(moved, [*self.sizes, moved.shape[0] - self.d])
         starts = torch.split(self.theta_0, self.sizes)
+        if start:
+            starts = tuple(start[name].flatten() for name in self.shapes)
         return {
-            name: torch.add(start, move, alpha=self.scale[name]).reshape(shape)
-            for (name, shape), start, move in zip(self.shapes.items(), starts, moves, strict=False)
+            name: torch.add(own, move, alpha=self.scale[name]).reshape(shape)
+            for (name, shape), own, move in zip(self.shapes.items(), starts, moves, strict=False)
         }
 
     def _fingerprint(self, kind: str) -> str:

@@ -64,6 +64,7 @@ class Method(Objective, Protocol):
     batch_size: int = 0  # that local batches must have; 0: any
     has_embedding: bool = False  # whether `embedding` tells clients apart
     broadcast: tuple[str, ...] = ()  # what of its server state clients are sent and metrics show
+    interpolates: bool = False  # whether models between the global and a personal one make sense
     is_corrected: bool = False  # whether validation clients calibrate it (`methods/corrected.py`)
 
     def init(self, stream: Stream) -> Params:

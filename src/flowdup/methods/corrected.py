@@ -3,13 +3,14 @@
 Any method can wear it (`method.correction = "em"`): training and what is sent stay the method's.
 On a client's unlabeled data X, with the method's own model theta,
 
+    theta    <- theta* + move (theta - theta*)     where there is a model theta* for everyone
     logits(x) = scale f(x; theta) + bias          calibrated, as if classes were equally frequent
     q         = how often each class occurs in X  EM on these logits (`prior.py`)
     theta'    = theta, its last layer so that f(x; theta') = logits(x) + strength log q
 
-scale, bias, sparsity and strength are fitted on labeled validation clients (`calibration.py`) and
-stand beside psi as `correction.scale` and so on, a few numbers.  Without them logits are taken as
-they are.
+move, scale, bias, sparsity and strength are fitted on labeled validation clients
+(`calibration.py`) and stand beside psi as `correction.scale` and so on, a few numbers.  Without
+them logits are taken as they are.
 
 Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat
 at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.
@@ -40,6 +41,7 @@ class Corrected(Method):
         self.learns_unlabeled, self.fingerprint = method.learns_unlabeled, method.fingerprint
         self.k, self.batch_size = method.k, method.batch_size
         self.has_embedding, self.broadcast = method.has_embedding, method.broadcast
+        self.interpolates = method.interpolates
         self.rank_one = method.rank_one
         self.weight, self.bias = output_layer(method.f, context)
         self.is_corrected = True
@@ -51,7 +53,11 @@ class Corrected(Method):
         return self.method.loss(params, batch, start)
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
-        theta = self._calibrated(self.method.personalize(_own(params), x, present), params)
+        theta = self.method.personalize(_own(params), x, present)
+        if self.interpolates and f"{PREFIX}move" in params:
+            move, for_all = params[f"{PREFIX}move"], self.method.global_model(_own(params))
+            theta = {n: for_all[n] + move * (w - for_all[n]) for n, w in theta.items()}
+        theta = self._calibrated(theta, params)
         logits = torch.cat([self.f(theta, rows) for rows in torch.split(x, _CHUNK)])
         found = strip_prefix(params, PREFIX)
         shift = log_prior(logits, present, found.get("sparsity", 0.0), found.get("strength", 1.0))

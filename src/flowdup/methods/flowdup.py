@@ -53,6 +53,7 @@ class FLowDUPConfig:
 class FLowDUP(Method):
     learns_unlabeled = True
     has_embedding = True
+    interpolates = True
 
     def __init__(self, config: FLowDUPConfig, context: MethodContext) -> None:
         self.config = config

@@ -1,18 +1,22 @@
-"""FLowDUP+: FLowDUP from a trained start, learning what class shares alone do not explain.
+"""FLowDUP+: FLowDUP whose theta_0 is trained too, and which knows class shares.
 
-FLowDUP (`flowdup.py`) as the last stage of a run.  theta_0 and h1's trunk come from the stage
-before, FedAvg's say, calibrated on validation clients.  Where clients differ in their class shares,
-EM on theta_0's logits finds these shares q on the generating half (`prior.py`), and
+FLowDUP (`flowdup.py`) with a global model theta in the place of theta_0, trained by its own loss at
+the same time, and best begun from a stage of FedAvg, which theta and h1's trunk start from:
 
-    L = sum over (x', y') of l(y', f(x'; theta_0 + P v) + log q)
+    L_0   = mean over labeled (x, y) of l(y, f(x; theta)), with logit adjustment (`fedavg_la.py`)
+    L     = mean over (x', y') of l(y', f(x'; theta + P v) + log q),       theta held fixed here
+    g     = gradient of L_0 + personal (L + lambda Omega) by psi = (theta, psi_h, psi_r)
 
-so that v = 0 is FedAvg with a corrected prior already, and h learns what is better than that.
-Personal models are corrected in the same way: use it with `method.correction = "em"`.
+q are the class shares that EM finds on the generating half, with the model that the stage began
+from (`prior.py`): h learns what class shares alone do not explain.  Personal models are corrected
+for class shares as well, and drawn back to theta where that is better for validation clients: use
+it with `method.correction = "em"`.
 
-Further departures from FLowDUP, each a setting: r(X) has the deviation of every feature beside its
-mean (`hypernetwork.pooling`), and h1 may be taught to classify as well (`head`).
+Departures from FLowDUP, each a setting: the above, r(X) has the deviation of every feature beside
+its mean (`hypernetwork.pooling`), and h1 may be taught to classify (`head`).  With
+`train_theta = false`, theta is what the stage began from and L_0 is left out.
 
-Sent per client and round: as FLowDUP, with 2 e for e; and once theta_0, 4 d bytes.
+Sent per client and round: as FLowDUP with 2 e for e, and theta, 4 d bytes each way.
 """
 
 from dataclasses import dataclass, field
@@ -21,10 +25,11 @@ import torch
 from torch import Tensor
 
 from flowdup.hypernetwork import HypernetworkConfig
-from flowdup.methods.base import Batch, mean_loss
+from flowdup.methods.base import Batch, adjusted_loss, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
-from flowdup.params import Params, strip_prefix
+from flowdup.models.network import Weights
+from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.prior import log_prior
 from flowdup.random import Stream
 from flowdup.settings import check_range
@@ -35,44 +40,64 @@ class FLowDUPPlusConfig(FLowDUPConfig):
     hypernetwork: HypernetworkConfig = field(
         default_factory=lambda: HypernetworkConfig(pooling="mean-std")
     )
+    train_theta: bool = True
+    adjusted: float = 0.5  # the share of L_0 that knows the client's label shares
+    personal: float = 0.1  # the weight of L and lambda Omega beside L_0
+    prior: bool = True  # whether L knows class shares
+    sparsity: float = 0.03  # of these
     head: float = 0.0  # the weight of a classification loss of h1, through a layer of its own
-    prior: bool = True  # whether the loss knows class shares; false: FLowDUP's loss
-    sparsity: float = 0.03  # of class shares in training
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("method.head", self.head, 0)
-        check_range("method.sparsity", self.sparsity, 0, 1)
+        for name in ("personal", "head"):
+            check_range(f"method.{name}", getattr(self, name), 0)
+        for name in ("adjusted", "sparsity"):
+            check_range(f"method.{name}", getattr(self, name), 0, 1)
 
 
 class FLowDUPPlus(FLowDUP):
     def __init__(self, config: FLowDUPPlusConfig, context: MethodContext) -> None:
         super().__init__(config, context)
-        self.prior, self.sparsity, self.head = config.prior, config.sparsity, config.head
-        self.classes, self.features = context.spec.classes, config.hypernetwork.embedding
+        self.plus, self.init_model = config, context.init_model
         self.start = context.start_here()
+        self.head_shape = context.spec.classes, config.hypernetwork.embedding
 
     def init(self, stream: Stream) -> Params:
-        head = {
-            "head.weight": torch.zeros(self.classes, self.features),
-            "head.bias": torch.zeros(self.classes),
-        }
-        return super().init(stream) | (head if self.head else {})
+        psi = super().init(stream)
+        if self.plus.train_theta:
+            psi |= prefixed("theta.", self.init_model(stream.child("theta")))
+        if self.plus.head:
+            psi |= {
+                "head.weight": torch.zeros(self.head_shape),
+                "head.bias": torch.zeros(self.head_shape[0]),
+            }
+        return psi
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         unlabeled, query = batch.halves()
         z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [B/2, embedding]
         v = self.h.head(params, self.h.pool([(z, unlabeled.present)]))
-        logits = self.f(self.subspace(v), query.x)
-        if self.prior and self.start:  # the logits of an untrained theta_0 tell nothing
+        theta = strip_prefix(params, "theta.")
+        fixed = {n: w.detach() for n, w in theta.items()}
+        logits = self.f(self.subspace(v, fixed), query.x)
+        if self.plus.prior and self.start:  # the logits of an untrained model tell nothing
             logits = logits + self._log_shares(unlabeled)
         loss = self.objective(params, v, logits, query)
-        if self.head:
+        if self.plus.head:
             own = z @ params["head.weight"].T + params["head.bias"]
-            loss = loss + self.head * mean_loss(own, unlabeled)
+            loss = loss + self.plus.head * mean_loss(own, unlabeled)
+        if self.plus.train_theta:
+            for_all = adjusted_loss(self.f(theta, batch.x), batch, self.plus.adjusted)
+            loss = for_all + self.plus.personal * loss
         return loss
+
+    def global_model(self, params: Params) -> Weights:
+        return strip_prefix(params, "theta.") or super().global_model(params)
+
+    def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
+        return self.subspace(self.h(params, x, present), strip_prefix(params, "theta."))
 
     @torch.no_grad()
     def _log_shares(self, unlabeled: Batch) -> Tensor:
         """log q."""  # [classes]
-        return log_prior(self.f(self.start, unlabeled.x), unlabeled.present, self.sparsity)
+        return log_prior(self.f(self.start, unlabeled.x), unlabeled.present, self.plus.sparsity)

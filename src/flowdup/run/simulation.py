@@ -11,7 +11,7 @@ from pathlib import Path
 from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.host_scalars import HostScalars
-from flowdup.calibration import calibrate, uncorrected
+from flowdup.calibration import MOVES, calibrate, uncorrected
 from flowdup.checkpoint import check_state, load_checkpoint
 from flowdup.config import Config
 from flowdup.cost import Cost, measure
@@ -162,8 +162,11 @@ class Simulation:
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
             return transductive_accuracy(self.engine, state.deployed, labeled), {}
-        plain = replace(state, correction=self._here(uncorrected(self.population.spec.classes)))
-        logits = transductive_logits(self.engine, plain.deployed, labeled)
+        logits = {}
+        for move in MOVES if self.method.interpolates else (1.0,):
+            plain = self._here(uncorrected(self.population.spec.classes, move))
+            params = replace(state, correction=plain).deployed
+            logits[move] = transductive_logits(self.engine, params, labeled)
         found = calibrate(logits, [c.y for c in labeled if c.y is not None], self.device)
         return summarize(found.accuracies.tolist()), self._here(found.correction)
 
