@@ -47,6 +47,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedtta": {"name": "fedtta", "inner_lr": 0.1, "batch_size": 10},
     "fedavg-tent": {"name": "fedavg-tent", "steps": 2, "inner_lr": 0.1, "chunk": 10},
     "fedavg-em": {"name": "fedavg-em", "steps": 20, "chunk": 10},
+    "lame": {"name": "lame", "neighbors": 3, "steps": 4, "chunk": 10},
+    "atp": {"name": "atp", "chunk": 10},
+    "flux": {"name": "flux", "clusters": 3, "chunk": 10},
+    "arm-cml": {"name": "arm-cml", "channels": 2, "hidden": 4, "kernel": 3, "chunk": 10},
     "pefll": {"name": "pefll", "hypernetwork": {"embedding": 12, "hidden": 4, "layers": 2}},
     "odpfl-hn": {"name": "odpfl-hn", "hypernetwork": {"embedding": 6, "hidden": 4}},
 }
