@@ -51,6 +51,7 @@ def test_every_method_learns_digits_and_personalizes_strangers(name: str, tmp_pa
         "ld-fedavg": ["method.subspace.k=2000"],
         "pefll": ["method.hypernetwork.hidden=20"],
         "odpfl-hn": ["method.hypernetwork.hidden=20"],
+        "arm-cml": ["method.hidden=8"],
     }
     config = load_config(
         "digits",

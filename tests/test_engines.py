@@ -127,7 +127,7 @@ def test_batched_gives_the_logits_of_sequential_for_ragged_clients(name: str) ->
     assert [tuple(a.shape) for a in one] == [(len(p.query), 4) for p in pairs]
     for a, b in zip(one, all_, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-    alone = m.f(m.personalize(params, clients[3].x, torch.ones(7).double()), pairs[3].query)
+    alone = m.logits(params, clients[3].x, torch.ones(7).double(), pairs[3].query)
     torch.testing.assert_close(one[3], alone, rtol=1e-9, atol=1e-9)
 
 

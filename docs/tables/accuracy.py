@@ -14,6 +14,10 @@ METHODS = {  # what a client gets
     "fedtta": "FedAvg's model after one step on a learned loss",
     "fedavg-tent": "FedAvg's model after entropy minimisation",
     "fedavg-em": "FedAvg's model with its label prior corrected by EM",
+    "lame": "FedAvg's predictions, corrected together",
+    "atp": "FedAvg's model after an entropy step with learned rates",
+    "flux": "the model of its cluster, found without labels",
+    "arm-cml": "one model that also reads a summary of its points",
     "pefll": "its own model, all weights from a hypernetwork",
     "odpfl-hn": "the same, with a narrower encoder",
 }

@@ -116,11 +116,12 @@ class Federation:
     @torch.no_grad()
     def personalize(self, x: Inputs) -> PersonalModel:
         """The client's own model from its unlabeled inputs x [n, *shape], n at least 1."""
+        self._check_makes_models()
         x = self._read(x)
         weights = self.method.personalize(self.psi, x, _present(x))
         if not all_finite(weights):
             raise _too_large("a model")
-        return PersonalModel(self.spec.model, self.spec.inputs, weights)
+        return PersonalModel(self.method.f.name or self.spec.model, self.spec.inputs, weights)
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
         """For many clients with inputs shaped like x: a function from theirs to their models'
@@ -130,6 +131,7 @@ class Federation:
         Beware: it never waits for the GPU, so it does not see whether weights are finite, which
         `personalize` does.
         """
+        self._check_makes_models()
         x = self._read(x).contiguous()
         shape, present = x.shape, _present(x)
 
@@ -167,6 +169,14 @@ class Federation:
         """For a spawned worker: psi is sent, and the method made anew from its description."""
         psi = {n: p.cpu() for n, p in self.psi.items()}
         return _make_federation, (self.spec, psi, self.round, self.start, str(self.device))
+
+    def _check_makes_models(self) -> None:
+        if self.method.predicts_jointly:
+            name = self.spec.method["name"]
+            raise FlowdupError(
+                f"method '{name}' corrects predictions of a client's points together and makes no "
+                "model of the client's own: score it by `flowdup evaluate`, or train another method"
+            )
 
     def _read(self, x: Inputs) -> Tensor:
         return _checked(self.spec.inputs, x).to(self.device)

@@ -156,8 +156,7 @@ class BatchedEngine:
     @replaced_layers(for_clients)
     def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
         def own(support: Tensor, present: Tensor, query: Tensor) -> Tensor:
-            weights = self.method.personalize(params, support, present)
-            return self.method.f(weights, query)
+            return self.method.logits(params, support, present, query)
 
         logits: dict[int, Tensor] = {}
         sizes = [p.support.shape[0] + p.query.shape[0] for p in pairs]

@@ -90,8 +90,7 @@ class SequentialEngine:
         def own(pair: SupportQuery) -> Tensor:
             support, query = pair.support.to(self.device), pair.query.to(self.device)
             present = torch.ones(support.shape[0], device=self.device, dtype=self.dtype)
-            weights = self.method.personalize(params, support, present)
-            return self.method.f(weights, query).cpu()
+            return self.method.logits(params, support, present, query).cpu()
 
         return list(self._map(own, pairs))
 

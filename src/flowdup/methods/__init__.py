@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from flowdup.errors import ConfigError, shorten
+from flowdup.methods.arm_cml import ARMCML, ARMCMLConfig
+from flowdup.methods.atp import ATP, ATPConfig
 from flowdup.methods.base import Batch, Method, NoSettings, Objective
 from flowdup.methods.context import MethodContext
 from flowdup.methods.corrected import Corrected
@@ -20,6 +22,8 @@ from flowdup.methods.fedprox import FedProx, FedProxConfig
 from flowdup.methods.fedtta import FedTTA, FedTTAConfig
 from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
 from flowdup.methods.flowdup_plus import FLowDUPPlus, FLowDUPPlusConfig
+from flowdup.methods.flux import FLUX, FLUXConfig
+from flowdup.methods.lame import LAME, LAMEConfig
 from flowdup.methods.ld_fedavg import LDFedAvg, LDFedAvgConfig
 from flowdup.methods.odpfl_hn import ODPFLHN, ODPFLHNConfig
 from flowdup.methods.pefll import PeFLL, PeFLLConfig
@@ -62,6 +66,10 @@ METHODS = Registry(
         "fedavg-pseudo": MethodEntry(FedAvgPseudo, FedAvgPseudoConfig),
         "fedavg-la": MethodEntry(FedAvgLA, FedAvgLAConfig),
         "fedavg-em": MethodEntry(FedAvgEM, FedAvgEMConfig),
+        "lame": MethodEntry(LAME, LAMEConfig),
+        "atp": MethodEntry(ATP, ATPConfig),
+        "flux": MethodEntry(FLUX, FLUXConfig),
+        "arm-cml": MethodEntry(ARMCML, ARMCMLConfig),
         "pefll": MethodEntry(PeFLL, PeFLLConfig),
         "odpfl-hn": MethodEntry(ODPFLHN, ODPFLHNConfig),
     },

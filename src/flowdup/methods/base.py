@@ -66,6 +66,7 @@ class Method(Objective, Protocol):
     broadcast: tuple[str, ...] = ()  # what of its server state clients are sent and metrics show
     interpolates: bool = False  # whether models between the global and a personal one make sense
     is_corrected: bool = False  # whether validation clients calibrate it (`methods/corrected.py`)
+    predicts_jointly: bool = False  # whether `logits` is more than f with weights of its own
 
     def init(self, stream: Stream) -> Params:
         """What is trained and sent."""
@@ -92,6 +93,13 @@ class Method(Objective, Protocol):
     def update_server_state(self, state: Params, loss: Tensor) -> Params:
         """That after a round with this mean objective."""
         return state
+
+    def logits(self, params: Params, x: Tensor, present: Tensor, query: Tensor) -> Tensor:
+        """Of the client's own model on query [m, *shape], where x is its unlabeled data.
+
+        Beware: a row of query must not depend on the others, since some may be padding.
+        """
+        return self.f(self.personalize(params, x, present), query)  # [m, classes]
 
 
 def mean_loss(logits: Tensor, batch: Batch) -> Tensor:

@@ -10,6 +10,7 @@ from flowdup.errors import ConfigError
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
 from flowdup.memory import check_memory
 from flowdup.models import Network, Weights, build_network
+from flowdup.models.network import Factory
 from flowdup.random import Stream
 from flowdup.subspace import Subspace, SubspaceConfig
 
@@ -43,6 +44,23 @@ class MethodContext:
         network = build_network(
             name or self.model, self.spec.shape, outputs, read, self.most_weights
         )
+        return self._placed(network)
+
+    def own_network(self, factory: Factory, outputs: int) -> Network:
+        """A network over the clients' inputs that is a method's own and has no name."""
+        with torch.device("meta"):  # counted before anything is allocated
+            size = sum(p.numel() for p in factory(self.spec.shape, outputs).parameters())
+        remedy = "lower the settings of the method that make it so wide"
+        check_memory(4 * size, "a network of the method", remedy)
+        if 0 < self.most_weights < size:
+            raise ConfigError(
+                f"a network of the method has {size:,} weights, more than {self.most_weights:,}: "
+                f"{remedy}"
+            )
+        read = self.spec.reader().to(self.device, self.dtype)
+        return self._placed(Network.build(factory, self.spec.shape, outputs, read))
+
+    def _placed(self, network: Network) -> Network:
         network.module.to(self.device, self.compute or self.dtype)  # its buffers
         return replace(network, compute=self.compute)
 

@@ -16,15 +16,14 @@ Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibrat
 at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
 from flowdup.methods.base import Batch, Method
 from flowdup.methods.context import MethodContext
-from flowdup.models.network import Network, Weights
+from flowdup.methods.features import FeatureModel
+from flowdup.models.network import Weights
 from flowdup.params import Params, strip_prefix
 from flowdup.prior import log_prior
 from flowdup.random import Stream
@@ -43,7 +42,13 @@ class Corrected(Method):
         self.has_embedding, self.broadcast = method.has_embedding, method.broadcast
         self.interpolates = method.interpolates
         self.rank_one = method.rank_one
-        self.weight, self.bias = output_layer(method.f, context)
+        if method.predicts_jointly:
+            raise ConfigError(
+                "method.correction is for methods that make models, and this one corrects "
+                "predictions itself: choose method.correction = 'none'"
+            )
+        last = FeatureModel.of(method.f, context)
+        self.weight, self.bias = last.weight, last.bias
         self.is_corrected = True
 
     def init(self, stream: Stream) -> Params:
@@ -89,23 +94,3 @@ class Corrected(Method):
 def _own(params: Params) -> Params:
     """psi without the correction's numbers: a method may take all of it for its model."""
     return {n: p for n, p in params.items() if not n.startswith(PREFIX)}
-
-
-def output_layer(network: Network, context: MethodContext) -> tuple[str, str]:
-    """The weight and the bias whose multiples are multiples of the logits, found by trying."""
-    exact = replace(network, compute=None)
-    weights = {n: w.to(context.device, context.dtype) for n, w in exact.init(Stream(0)).items()}
-    x = torch.zeros(1, *context.spec.shape)  # its reader brings it there
-    before = exact(weights, x)
-    shift = torch.arange(1.0, before.shape[1] + 1, device=before.device, dtype=before.dtype)
-    for bias, shape in exact.shapes.items():
-        weight = bias.removesuffix("bias") + "weight"
-        if shape != tuple(shift.shape) or weight not in exact.shapes or weight == bias:
-            continue
-        scaled = weights | {weight: 2 * weights[weight], bias: 2 * weights[bias] + shift}
-        if torch.allclose(exact(scaled, x), 2 * before + shift, atol=1e-4):
-            return weight, bias
-    raise ConfigError(
-        "correcting for class shares needs a model whose last layer is linear with a bias: give it "
-        "one, or choose method.correction = 'none'"
-    )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.context import MethodContext
-from flowdup.methods.corrected import output_layer
+from flowdup.methods.features import FeatureModel
 from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.random import Stream
@@ -49,7 +49,7 @@ class FedAvgEM(Method):
         self.config = config
         self.f, self.classes = context.f, context.spec.classes
         self.init_model = context.init_model
-        _, self.bias = output_layer(context.f, context)
+        self.bias = FeatureModel.of(context.f, context).bias
 
     def init(self, stream: Stream) -> Params:
         return prefixed("theta.", self.init_model(stream)) | {

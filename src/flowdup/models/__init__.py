@@ -6,7 +6,10 @@ classes) and as h1 (outputs = width of the embedding).
 """
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,11 +17,20 @@ from torch import Tensor
 from flowdup.errors import ConfigError, shorten
 from flowdup.memory import check_memory
 from flowdup.models.cnn import cnn, cnn_mcmahan, cnn_small, mlp
+from flowdup.models.context import WithContext
 from flowdup.models.network import Factory, Network, Weights
 from flowdup.models.resnet import resnet18
 from flowdup.registry import Registry
 
-__all__ = ["MODELS", "Network", "Weights", "build_network", "own_shapes", "register_model"]
+__all__ = [
+    "MODELS",
+    "Network",
+    "Weights",
+    "build_network",
+    "context_name",
+    "own_shapes",
+    "register_model",
+]
 
 MODELS: Registry[Factory] = Registry(
     "model",
@@ -37,6 +49,14 @@ def register_model(name: str, factory: Factory) -> None:
     MODELS.register(name, factory)
 
 
+def context_name(name: str, channels: int) -> str:
+    """What the model is called that reads so many channels besides its input (`context.py`)."""
+    return f"{name}+context{channels}"
+
+
+_WITH_CONTEXT = re.compile(r"(.+)\+context([1-9][0-9]{0,3})")
+
+
 def build_network(
     name: str,
     shape: tuple[int, ...],
@@ -49,7 +69,7 @@ def build_network(
     flowdup's own models are counted before anything is allocated; of a user's, which may not be
     made on a device without memory, only the outputs are.
     """
-    factory = MODELS.find(name)
+    factory, _ = _find(name)
     shapes = own_shapes(name, shape, outputs)
     weights = sum(map(math.prod, shapes.values())) if shapes else outputs
     what = f"the model '{name}' with inputs {shorten(shape)} and {shorten(outputs)} outputs"
@@ -57,13 +77,21 @@ def build_network(
     check_memory(4 * weights, what, remedy)
     if 0 < most_weights < weights:
         raise ConfigError(f"{what} has {weights:,} weights, more than {most_weights:,}: {remedy}")
-    return Network.build(factory, shape, outputs, read)
+    return replace(Network.build(factory, shape, outputs, read), name=name)
 
 
 def own_shapes(name: str, shape: tuple[int, ...], outputs: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a model of flowdup's own, computed without memory; empty for a user's."""
-    factory = MODELS.find(name)
-    if not getattr(factory, "__module__", "").startswith(f"{__name__}."):
+    factory, definition = _find(name)
+    if not getattr(definition, "__module__", "").startswith(f"{__name__}."):
         return {}
     with torch.device("meta"):
         return {n: tuple(p.shape) for n, p in factory(shape, outputs).named_parameters()}
+
+
+def _find(name: str) -> tuple[Factory, Factory]:
+    """A name's factory, and the registered one that it is made of."""
+    if isinstance(name, str) and (found := _WITH_CONTEXT.fullmatch(name)):
+        base = MODELS.find(found[1])
+        return partial(WithContext, base, channels=int(found[2])), base
+    return MODELS.find(name), MODELS.find(name)

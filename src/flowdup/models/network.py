@@ -76,6 +76,7 @@ class Network:
     constants: dict[str, Tensor]  # what the definition fixes: a norm's weight of 1, a scale of 1e-6
     compute: torch.dtype | None = None  # what the module computes in; None: as its weights are
     copies: _Copies = field(default_factory=_Copies)
+    name: str = ""  # in the table of models; empty: a method's own
 
     @classmethod
     def build(
