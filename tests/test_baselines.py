@@ -48,6 +48,7 @@ def test_every_method_says_in_one_line_what_it_is(name: str) -> None:
 def test_every_method_learns_digits_and_personalizes_strangers(name: str, tmp_path: Path) -> None:
     settings = {
         "flowdup": ["method.subspace.k=500", "method.hypernetwork.hidden=20"],
+        "flowdup-plus": ["method.subspace.k=500", "method.hypernetwork.hidden=20"],
         "ld-fedavg": ["method.subspace.k=2000"],
         "pefll": ["method.hypernetwork.hidden=20"],
         "odpfl-hn": ["method.hypernetwork.hidden=20"],
@@ -282,7 +283,7 @@ def test_em_learns_the_shares_of_rare_and_of_frequent_classes() -> None:
 
 def test_em_refuses_a_model_without_an_output_bias() -> None:
     register_model("biasless-for-tests", _biasless)
-    with pytest.raises(ConfigError, match="whose last layer has a bias"):
+    with pytest.raises(ConfigError, match="last layer has no bias"):
         build({"name": "fedavg-em"}, SPEC, "biasless-for-tests")
 
 

@@ -58,6 +58,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    start: str = ""  # a run folder or model file whose weights the first stage begins from
     before: tuple[Stage, ...] = ()
 
     @property

@@ -4,7 +4,7 @@ FLowDUP (`flowdup.py`) with a global model theta in the place of theta_0, traine
 the same time, and best begun from a stage of FedAvg, which theta and h1's trunk start from:
 
     L_0   = mean over labeled (x, y) of l(y, f(x; theta)), with logit adjustment (`fedavg_la.py`)
-    L     = mean over (x', y') of l(y', f(x'; theta + P v) + log q),       theta held fixed here
+    L     = mean over (x', y') of l(y', f(x'; theta + P v) + log q),  theta as the round began
     g     = gradient of L_0 + personal (L + lambda Omega) by psi = (theta, psi_h, psi_r)
 
 q are the class shares that EM finds on the generating half, with the model that the stage began
@@ -77,9 +77,7 @@ class FLowDUPPlus(FLowDUP):
         unlabeled, query = batch.halves()
         z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [B/2, embedding]
         v = self.h.head(params, self.h.pool([(z, unlabeled.present)]))
-        theta = strip_prefix(params, "theta.")
-        fixed = {n: w.detach() for n, w in theta.items()}
-        logits = self.f(self.subspace(v, fixed), query.x)
+        logits = self.f(self.subspace(v, strip_prefix(start, "theta.")), query.x)
         if self.plus.prior and self.start:  # the logits of an untrained model tell nothing
             logits = logits + self._log_shares(unlabeled)
         loss = self.objective(params, v, logits, query)
@@ -87,6 +85,7 @@ class FLowDUPPlus(FLowDUP):
             own = z @ params["head.weight"].T + params["head.bias"]
             loss = loss + self.plus.head * mean_loss(own, unlabeled)
         if self.plus.train_theta:
+            theta = strip_prefix(params, "theta.")
             for_all = adjusted_loss(self.f(theta, batch.x), batch, self.plus.adjusted)
             loss = for_all + self.plus.personal * loss
         return loss

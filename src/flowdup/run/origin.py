@@ -17,19 +17,22 @@ from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.run.folder import RunFolder
 from flowdup.settings import plain
 
-_MAY_DIFFER = ("engine.", "run.", "data.path")  # of clients' data there are digests
+_MAY_DIFFER = ("engine.", "run.", "data.path", "start")  # checkpoints have digests or contents
 
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:
     return RunOrigin(plain(config), hashlib.sha256(listing).hexdigest())
 
 
-def with_absolute_data_path(config: Config) -> Config:
-    """The same with an absolute data.path, so that it means the same from any folder."""
-    path = Path(config.data.path)
-    if not config.data.path or not path.exists():  # a source of one's own may mean something else
-        return config
-    return replace(config, data=replace(config.data, path=str(path.absolute())))
+def with_absolute_paths(config: Config) -> Config:
+    """The same with absolute paths of data and start, so that they mean the same from any folder."""
+    data = replace(config.data, path=_absolute(config.data.path))
+    return replace(config, data=data, start=_absolute(config.start))
+
+
+def _absolute(text: str) -> str:
+    """What exists; a source of one's own may mean something else by its path."""
+    return str(Path(text).absolute()) if text and Path(text).exists() else text
 
 
 def stored_config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:

@@ -24,6 +24,7 @@ from flowdup.methods import Method, MethodContext, Params
 from flowdup.models import Weights
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
+from flowdup.run.start import load_start
 from flowdup.server import BestRound, Round, ServerState, initial_state, train
 
 _OTHER = "choose another folder"
@@ -32,7 +33,8 @@ _AHEAD = 8  # rounds that a GPU has been given and not yet done
 
 class Simulation:
     """Clients, method and engine of a configuration, for one of its stages: the last, if none is
-    named, beginning from weights that a stage before has learned, if they are given.
+    named, beginning from weights that a stage before has learned, if they are given.  The first
+    stage reads those that the configuration names.
 
     Made anew, it is the same to the bit: all that is random comes from the configuration's seed.
     """
@@ -55,6 +57,8 @@ class Simulation:
         self.population = population
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
+        if self.stage == 0 and config.start and not start:
+            start = self.start = load_start(Path(config.start), config.model, inputs)
         compute = config.engine.compute_dtype()
         context = MethodContext(
             config.model, inputs, self.stream, self.device, self.dtype, compute, start=start

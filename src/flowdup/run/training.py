@@ -13,13 +13,15 @@ from flowdup.checkpoint import (
     save_checkpoint,
 )
 from flowdup.config import Config
-from flowdup.data import Population
+from flowdup.data import Population, load_population
+from flowdup.engines import Roster
 from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.methods import METHODS
+from flowdup.random import Stream
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
-from flowdup.run.origin import check_clients, check_settings, origin_of, with_absolute_data_path
+from flowdup.run.origin import check_clients, check_settings, origin_of, with_absolute_paths
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
 from flowdup.server import ServerState, check_roster
@@ -41,21 +43,23 @@ def train_run(
     all.  The generator returns, in every process, whether training was stopped with rounds left.
     """
     folder, writes = RunFolder(Path(out)), is_main_process()
-    config = with_absolute_data_path(config)
+    config = with_absolute_paths(config)
     with ExitStack() as held:
         exists = folder.path.exists()
         if writes and exists:
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
-        simulation = Simulation(config, population, stage=0)
+        if population is None:
+            population = load_population(config.data, Stream(config.seed).child("data"))
+        fresh = None if folder.started else Simulation(config, population, stage=0)
         for stage in config.stages:
             learns_unlabeled = METHODS[stage.method.name].method.learns_unlabeled
-            check_roster(stage.server, learns_unlabeled, simulation.engine.roster)
+            check_roster(stage.server, learns_unlabeled, Roster.of(population.train))
         if writes and not exists:  # not before: what is refused leaves no folder behind
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
         wait_for_all()  # nobody reads before the folder is locked
-        progress = _start(folder, config, simulation)
+        progress = _start(folder, config, population, fresh)
         if writes:
             return (yield from _train_and_write(folder, progress, stop))
         wait_for_all()  # the main process may now change what everyone has read
@@ -165,11 +169,13 @@ def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
         check_settings(folder, config)
 
 
-def _start(folder: RunFolder, config: Config, simulation: Simulation) -> _Progress:
-    """Where to go on; `simulation` is the first stage's."""
-    if not folder.started:
-        return _Progress(config, simulation, simulation.initial_state(), None)
-    simulation, state = Simulation.resume(config, folder.checkpoint, simulation.population)
+def _start(
+    folder: RunFolder, config: Config, population: Population, fresh: Simulation | None
+) -> _Progress:
+    """Where to go on, or the beginning of a fresh run."""
+    if fresh:
+        return _Progress(config, fresh, fresh.initial_state(), None)
+    simulation, state = Simulation.resume(config, folder.checkpoint, population)
     trained, rounds = state.round - state.began, simulation.config.server.rounds
     if trained > rounds:
         raise ConfigError(
