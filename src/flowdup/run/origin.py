@@ -25,7 +25,7 @@ def origin_of(config: Config, listing: bytes) -> RunOrigin:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same with absolute paths of data and start, so that they mean the same from any folder."""
+    """The same with absolute paths, so that they mean the same from any folder."""
     data = replace(config.data, path=_absolute(config.data.path))
     return replace(config, data=data, start=_absolute(config.start))
 
