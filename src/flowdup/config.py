@@ -103,7 +103,23 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
     return read_config(table)
 
 
-def load_table(name: str) -> Table:
+def load_table(name: str, above: tuple[str, ...] = ()) -> Table:
+    """A preset or a TOML file, on top of what it names as its `base`: one of these, or several."""
+    table = dict(_read_table(name))
+    base = table.pop("base", [])
+    bases = [base] if isinstance(base, str) else base
+    if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
+        raise ConfigError(f"'base' in '{shorten(name)}' must be the name of a preset or file")
+    if name in above or len(above) > _DEEPEST:
+        raise ConfigError(f"'{shorten(name)}' is based on itself: remove its 'base'")
+    merged: Table = {}
+    for each in bases:
+        beside = Path(name).parent / each if each.endswith(".toml") else each
+        merged = merge(merged, load_table(str(beside), (*above, name)))
+    return merge(merged, table)
+
+
+def _read_table(name: str) -> Table:
     if name.endswith(".toml"):
         return read_toml(Path(name))
     names = preset_names()
