@@ -7,12 +7,16 @@ from layout import Results, bold, grid, known, origins, spread, tenths
 from table import Result
 
 METHODS = {  # what a client gets
+    "flowdup-plus": "its own model, near one trained for all, its class shares known",
+    "fedavg-calibrated-em": "FedAvg's model, calibrated, its class shares found by EM",
     "flowdup": "its own model, in a subspace",
     "fedavg": "the model that everyone gets",
     "fedprox": "the same, with a proximal term",
     "ld-fedavg": "the same, trained in a subspace",
     "fedtta": "FedAvg's model after one step on a learned loss",
     "fedavg-tent": "FedAvg's model after entropy minimisation",
+    "fedavg-la": "one model, trained with logit adjustment",
+    "fedavg-pseudo": "one model, trained on pseudo-labels, too",
     "fedavg-em": "FedAvg's model with its label prior corrected by EM",
     "lame": "FedAvg's predictions, corrected together",
     "atp": "FedAvg's model after an entropy step with learned rates",
@@ -34,10 +38,10 @@ PAPER = {  # at p = 1.0: its tables 1 and 2, and rotated MNIST in its appendix
 }
 
 
-def by_method(rows: Sequence[Result]) -> dict[str, list[Result]]:
-    """In the order of METHODS, others after them."""
-    names = dict.fromkeys([*METHODS, *(row["method"] for row in rows)])
-    groups = {name: [row for row in rows if row["method"] == name] for name in names}
+def by_method(rows: Sequence[Result], key: str = "method") -> dict[str, list[Result]]:
+    """In the order of METHODS, others after them; or by variant."""
+    names = dict.fromkeys([*METHODS, *(row[key] for row in rows)])
+    groups = {name: [row for row in rows if row[key] == name] for name in names}
     return {name: group for name, group in groups.items() if group}
 
 
@@ -56,7 +60,7 @@ def megabytes(value: float) -> str:
 
 
 def demo(results: Results) -> str:
-    groups = by_method(results.runs("demo"))
+    groups = by_method(results.runs("demo"), "variant")
     columns = [f"`{name}`" for name in groups], [METHODS.get(name, "") for name in groups]
     head = ["method", "what a client gets", "accuracy, %"]
     return grid(head, zip(*columns, accuracies(groups, groups), strict=True))
