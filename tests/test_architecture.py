@@ -23,7 +23,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
     *("batches", "messages", "aggregation", "optimizers", "client"),
     *("accelerate", "engines", "server"),
     *("checkpoint", "evaluation", "personalize", "cost", "config", "laws"),
-    *("report", "run", "progress", "cli"),
+    *("report", "run", "progress", "campaign", "cli"),
     *("__init__", "__main__"),
 ]
 LONGEST = 350  # lines
