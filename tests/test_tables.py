@@ -27,7 +27,7 @@ def change(file: Path, edit: Callable[[list[dict[str, Any]]], object]) -> None:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """What tables are made of and stand in, without the rest of the repository."""
-    for folder in ("results", "benchmarks/results", "docs"):
+    for folder in ("results", "benchmarks/results", "experiments", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path

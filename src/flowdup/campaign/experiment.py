@@ -14,6 +14,9 @@
     search = { "client.optimizer.lr" = [0.03, 0.1] }   # every combination is tried
     paper = [[47.9, 0.1]]                  # mean and deviation in every column; []: not there
 
+    [rows."FedAvg, k = 200"]
+    like = "other-table/FedAvg"            # settings and search of a row in a file beside this one
+
 A cell's search is decided by the accuracy on validation clients with the seeds `search_seeds` (the
 first, if none are named).  Every row must have equally many settings to choose from, or `unequal`
 must say why not.
@@ -38,7 +41,7 @@ _KEYS = {
     **{"seeds": list, "search_seeds": list, "support": list, "show": str, "embedding": dict},
     **{"settings": dict, "columns": dict, "rows": dict},
 }
-_ROW_KEYS = {"settings": dict, "search": dict, "paper": list}
+_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "like": str}
 _EMBEDDING_KEYS = {"row": str, "column": str, "by": str}
 
 
@@ -134,12 +137,33 @@ def load_experiment(
                 f"'{shorten(text)}' would make another run of it: only engine.KEY=VALUE can be set "
                 "here, other settings belong into the table's file"
             )
-    return read_experiment(path.stem, read_toml(path), engine, seeds, rows)
+    table = dict(read_toml(path))
+    if isinstance(table.get("rows"), dict):
+        table["rows"] = {row: _whole_row(row, e, path) for row, e in table["rows"].items()}
+    return read_experiment(path.stem, table, engine, seeds, rows)
+
+
+def _whole_row(row: str, entry: Any, path: Path) -> Any:
+    """A row with the settings and the search of the one that it is like."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("like"), str):
+        return entry
+    name, _, other = entry["like"].partition("/")
+    file = path.with_name(f"{name}.toml")
+    found = read_toml(file).get("rows", {}).get(other)
+    if not isinstance(found, dict) or "like" in found:
+        raise ConfigError(
+            f"row '{row}' of {path} is like '{entry['like']}', but {file} has no row '{other}' "
+            "that is like no other: give TABLE/ROW"
+        )
+    settings = merge(found.get("settings", {}), entry.get("settings", {}))
+    whole = {"search": found.get("search", {})} | entry | {"settings": settings}
+    return {key: value for key, value in whole.items() if key != "like"}
 
 
 def read_experiment(
     name: str, table: Table, engine: Sequence[str] = (), seeds: int = 0, rows: str = ""
 ) -> Experiment:
+    """From a table whose rows are whole: like no other."""
     _check_keys(table, _KEYS, name)
     if not table.get("rows") or not table.get("columns") or "preset" not in table:
         raise ConfigError(f"table '{name}' needs a preset, columns and rows")
