@@ -118,7 +118,7 @@ def load_experiment(
     """By the name of a table or the path of a TOML file.
 
     `engine` holds `engine.KEY=VALUE`, which changes no run's identity; `seeds`, if not 0, so many
-    of the first alone; `rows`, names with commas between, some rows alone.
+    of the first alone; `rows`, names with commas between, those of its rows alone.
     """
     if name.endswith(".toml"):
         path = Path(name)
@@ -178,12 +178,10 @@ def read_experiment(
         raise ConfigError(f"{name}.show must be one of {', '.join(MEASURES)}, not '{show}'")
     known = list(table["rows"])
     wanted = [word.strip() for word in rows.split(",")] if rows else known
-    for word in [*wanted, *([table["reference"]] if "reference" in table else [])]:
-        if word not in known:
-            raise ConfigError(
-                f"table '{name}' has no row '{shorten(word)}'{nearest(word, known)}: use some of "
-                f"{', '.join(known)}"
-            )
+    if (reference := table.get("reference", known[0])) not in known:
+        raise ConfigError(
+            f"{name}.reference must be one of its rows {', '.join(known)}, not '{reference}'"
+        )
     base = merge(load_table(table["preset"]), table.get("settings", {}))
     used = tuple(dict.fromkeys([*search_seeds, *all_seeds[: seeds or None]]))
     cells = [

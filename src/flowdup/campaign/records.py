@@ -21,7 +21,6 @@ from flowdup.settings import plain
 from flowdup.strict_json import get_object, read_object
 
 Record = dict[str, Any]
-_PARTS = ("test", "support", "embedding")  # what a record may have beside validation
 
 
 class Records:
@@ -45,21 +44,20 @@ class Records:
         """Take a record in; of two of one run, the parts of both, each as it was found first."""
         digest = identity(new["settings"])
         old = self.by_digest.get(digest)
+        new = json.loads(json.dumps(new | {"digest": digest}, sort_keys=True))  # as from a file
         if old is None or ("failed" in old and "failed" not in new):
-            self.by_digest[digest] = new | {"digest": digest}
-        elif "failed" not in new and any(part in new and part not in old for part in _PARTS):
-            if "test" in new and "test" not in old:  # one model has to have given all of it
-                self.by_digest[digest] = new | {"digest": digest}
-            else:
-                self.by_digest[digest] = new | old
+            self.by_digest[digest] = new
+        elif "test" in new:  # one model has to have given all of it
+            later = new | old | _joined_support(old, new)
+            self.by_digest[digest] = later if "test" in old else new
 
     def merge(self, others: Iterable["Records"]) -> int:
         """Take in other files' records; how many of them say something new."""
-        before = {digest: len(record) for digest, record in self.by_digest.items()}
+        before = dict(self.by_digest)
         for other in others:
             for record in other.by_digest.values():
                 self.add(record)
-        return sum(before.get(d) != len(record) for d, record in self.by_digest.items())
+        return sum(before.get(d) != record for d, record in self.by_digest.items())
 
     def save(self) -> None:
         """Write all of them, and what another process has written meanwhile."""
@@ -67,6 +65,11 @@ class Records:
         rows = sorted(self.by_digest.items())
         lines = (json.dumps(record, sort_keys=True) + "\n" for _, record in rows)
         write_atomic(self.path, "".join(lines).encode())
+
+
+def _joined_support(old: Record, new: Record) -> Record:
+    rows = {row["points"]: row for side in (new, old) for row in side.get("support", [])}
+    return {"support": [rows[points] for points in sorted(rows)]} if rows else {}
 
 
 def _read_lines(path: Path) -> Iterator[Record]:

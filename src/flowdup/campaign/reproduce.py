@@ -10,7 +10,8 @@ from flowdup.campaign.experiment import Experiment, experiment_names, load_exper
 from flowdup.campaign.records import Records
 from flowdup.campaign.results import write_results
 from flowdup.campaign.schedule import Progress, plan, run_campaign
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, shorten
+from flowdup.settings import nearest
 
 ALL = "all"
 
@@ -59,8 +60,9 @@ def reproduce(
         yield _planned(experiment, records)
     if request.dry_run:
         return
-    missing = plan(chosen, records).missing
-    workers = max(1, min(request.jobs or os.cpu_count() or 1, len(missing)))
+    first = plan(chosen, records)
+    useful = max(1, len(first.missing) + first.later)
+    workers = min(request.jobs or os.cpu_count() or 1, useful)
     work, seconds = request.work, request.seconds
     for progress in run_campaign(chosen, records, work, workers, seconds, stop, modules):
         yield _done(progress)
@@ -83,7 +85,15 @@ def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:
         if getattr(request, option) < 0:
             raise ConfigError(f"--{option} cannot be below 0")
     chosen = [load_experiment(n, request.settings, request.seeds, request.rows) for n in names]
-    return [load_experiment(name) for name in names], chosen
+    whole = [load_experiment(name) for name in names]
+    known = list(dict.fromkeys(row for experiment in whole for row in experiment.rows))
+    for word in request.rows.split(",") if request.rows else []:
+        if word.strip() not in known:
+            raise ConfigError(
+                f"no row is called '{shorten(word.strip())}'{nearest(word.strip(), known)}: use "
+                f"some of {', '.join(known)}"
+            )
+    return whole, chosen
 
 
 def _planned(experiment: Experiment, records: Records) -> Event:

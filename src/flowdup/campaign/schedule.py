@@ -178,6 +178,7 @@ def run_campaign(
                 record["embedding"] = embeddings_of(job.run, need.run, need.embedded)
         records.add(record)
         records.save()
+        assert need.met_by(records.get(need.run)), need.title  # or it would be done again and again
         latest = refill()
         done = len(latest.known) - len(latest.missing)
         yield Progress(need, record, spent, done, len(latest.missing))
