@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from flowdup import evaluate_run, train_run
 from flowdup.campaign import Records, Request, load_experiment, plan, reproduce
 from flowdup.cli import app
+from flowdup.errors import ConfigError
 
 TABLE = """
 title = "Tiny"
@@ -151,6 +152,19 @@ def test_parts_that_were_run_apart_are_merged_into_the_same_table(
     assert not titles(events)
     for name in ("runs.jsonl", "tiny.json"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_path: Path) -> None:
+    wrong = '{ name = "fedavg-tent", adapts = "norms" }'  # of a model that has none
+    text = TABLE[: TABLE.index("[rows.FLowDUP]")].replace("[0, 1]", "[0]").replace("[1, 5]", "[]")
+    text = text.replace('embedding = { row = "FLowDUP", column = "all" }\n', "")
+    text += f"[rows.wrong]\nsettings = {{ method = {wrong} }}\n"
+    text += '[rows.FLowDUP]\nsettings = { method = { name = "fedavg" } }\n'
+    (tmp_path / "tiny.toml").write_text(text)
+    with pytest.raises(ConfigError, match="the model has no normalisation layer"):
+        told(tmp_path)
+    broken, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
+    assert (broken["seeds"], whole["seeds"]) == ([], [0])
 
 
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from flowdup.campaign.experiment import Experiment, experiment_names, load_exper
 from flowdup.campaign.records import Records
 from flowdup.campaign.results import write_results
 from flowdup.campaign.schedule import Progress, plan, run_campaign
-from flowdup.errors import ConfigError, shorten
+from flowdup.errors import ConfigError, FlowdupError, shorten
 from flowdup.settings import nearest
 
 ALL = "all"
@@ -64,11 +64,17 @@ def reproduce(
     useful = max(1, len(first.missing) + first.later)
     workers = min(request.jobs or os.cpu_count() or 1, useful)
     work, seconds = request.work, request.seconds
-    for progress in run_campaign(chosen, records, work, workers, seconds, stop, modules):
-        yield _done(progress)
+    error: Exception | None = None
+    try:
+        for progress in run_campaign(chosen, records, work, workers, seconds, stop, modules):
+            yield _done(progress)
+    except (FlowdupError, RuntimeError) as raised:  # of a run: there are results of the others
+        error = raised
     for experiment in whole:
         path = write_results(experiment, records, request.results)
         yield Event(f"wrote {path}", {"results": str(path)})
+    if error:
+        raise error
     left = plan(chosen, records)
     if left.missing or left.later:
         count = len(left.missing) + left.later

@@ -124,15 +124,15 @@ def run_campaign(
     """Do what is missing in so many processes; every record is saved before it is yielded.
 
     Run folders are in `work`, under their identity.  With `seconds`, a run is begun only if the
-    longest one of the same model and data so far would end in time, and at the end of the time what
-    is in hand is saved and stopped.  A run that diverges is an outcome; any other error is raised
-    once what is in hand is saved.
+    longest one of the same model and data so far would end in time; at the end of the time what is
+    in hand is saved and stopped.  A run that diverges is an outcome.  One that fails otherwise is
+    left out, and its error raised in the end; after as many as there are processes all stops.
     """
     end = time.monotonic() + (seconds or float("inf"))
     longest: dict[tuple[str, str], float] = {}
     waiting: deque[Job] = deque()
     in_hand: dict[Path, Need] = {}
-    error: Exception | None = None
+    failed: dict[str, Exception] = {}
     first = plan(experiments, records)
     if not first.missing:
         return
@@ -150,7 +150,7 @@ def run_campaign(
         waiting.clear()
         for digest, need in latest.missing.items():
             fits = time.monotonic() + longest.get(kind(need), 0.0) <= end
-            if digest not in busy and fits:
+            if fits and digest not in busy and digest not in failed:
                 folder = RunFolder(work / digest[:_FOLDER_DIGITS])
                 in_hand[folder.path] = need
                 evaluates = need.evaluate
@@ -158,7 +158,7 @@ def run_campaign(
         return latest
 
     def stopping() -> bool:
-        return error is not None or stop() or time.monotonic() >= end
+        return len(failed) >= workers or stop() or time.monotonic() >= end
 
     where = provenance(next(iter(first.missing.values())).run.config.engine.torch_device())
     refill()
@@ -167,7 +167,7 @@ def run_campaign(
         if isinstance(outcome, TrainingError):
             record = failed_record(need.run, outcome, where)
         elif isinstance(outcome, Exception):
-            error = error or outcome
+            failed[need.run.digest] = outcome
             continue
         elif not outcome:
             continue
@@ -182,5 +182,5 @@ def run_campaign(
         latest = refill()
         done = len(latest.known) - len(latest.missing)
         yield Progress(need, record, spent, done, len(latest.missing))
-    if error:
-        raise error
+    if failed:
+        raise next(iter(failed.values()))

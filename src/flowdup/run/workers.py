@@ -130,11 +130,12 @@ def run_jobs(
     """Run jobs in so many processes and yield each as it ends, however it does.
 
     Between two of them the caller may change what is waiting: the processes go on with that.  When
-    `stop` says so, nothing more is begun, and what is in hand saves its round and stops.
+    `stop` says so, nothing more is begun, and what is in hand saves its round and stops.  A process
+    that died is not replaced; with the last one it ends, whatever is waiting.
     """
     stopping = False
     with _started(workers, modules) as pool:
-        while waiting or any(worker.job for worker in pool):
+        while pool and (waiting or any(worker.job for worker in pool)):
             if not stopping and stop():
                 stopping = True
                 for worker in pool:
@@ -145,7 +146,10 @@ def run_jobs(
                 if waiting and not worker.job:
                     worker.take(waiting.popleft())
             for worker in _ready(pool):
-                yield worker.finish()
+                ended = worker.finish()
+                if not worker.process.is_alive():
+                    pool.remove(worker)
+                yield ended
 
 
 @contextmanager
