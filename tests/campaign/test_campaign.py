@@ -147,8 +147,12 @@ def test_parts_that_were_run_apart_are_merged_into_the_same_table(
     parts = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     parts[0].write_text("".join(lines[:4]))
     parts[1].write_text("".join(lines[2:]))
+    events = told(tmp_path, merge=parts[:1], run=False)
+    assert events[0] == {"merged": 4}
+    assert not titles(events)
+    assert json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
     events = told(tmp_path, merge=parts)
-    assert events[0] == {"merged": 6}
+    assert events[0] == {"merged": 2}
     assert not titles(events)
     for name in ("runs.jsonl", "tiny.json"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()

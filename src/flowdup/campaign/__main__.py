@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, action="append", default=[])
     parser.add_argument("--results", type=Path, default=default.results)
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--no-run", dest="run", action="store_false")
     request = Request(**vars(parser.parse_args()))
     with Interruption() as stop:
         try:

@@ -36,6 +36,9 @@ def reproduce(
     ] = None,
     results: Annotated[Path, typer.Option(help="The folder for TABLE.json.")] = _DEFAULT.results,
     dry_run: Annotated[bool, typer.Option(help="Say what is missing and run nothing.")] = False,
+    run: Annotated[
+        bool, typer.Option(help="--no-run: write what the records say, and run nothing.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Run what tables of the paper still need, and write them beside the paper's numbers.
@@ -54,6 +57,7 @@ def reproduce(
         merge or [],
         results,
         dry_run,
+        run,
     )
     with Interruption() as stop:
         for event in run_request(request, stop, context.obj):

@@ -31,6 +31,7 @@ class Request:
     merge: Sequence[Path] = ()  # other files of records
     results: Path = Path("results")
     dry_run: bool = False
+    run: bool = True  # False: merge, and write what the records say
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ def reproduce(
     workers = min(request.jobs or os.cpu_count() or 1, useful)
     work, seconds = request.work, request.seconds
     error: Exception | None = None
+    todo = chosen if request.run else []
     try:
-        for progress in run_campaign(chosen, records, work, workers, seconds, stop, modules):
+        for progress in run_campaign(todo, records, work, workers, seconds, stop, modules):
             yield _done(progress)
     except (FlowdupError, RuntimeError) as raised:  # of a run: there are results of the others
         error = raised

@@ -124,12 +124,12 @@ def run_campaign(
     """Do what is missing in so many processes; every record is saved before it is yielded.
 
     Run folders are in `work`, under their identity.  With `seconds`, a run is begun only if the
-    longest one of the same model and data so far would end in time; at the end of the time what is
+    longest so far of the same model, data and method would end in time; at the end of it what is
     in hand is saved and stopped.  A run that diverges is an outcome.  One that fails otherwise is
     left out, and its error raised in the end; after as many as there are processes all stops.
     """
     end = time.monotonic() + (seconds or float("inf"))
-    longest: dict[tuple[str, str], float] = {}
+    longest: dict[tuple[str, ...], float] = {}
     waiting: deque[Job] = deque()
     in_hand: dict[Path, Need] = {}
     failed: dict[str, Exception] = {}
@@ -137,8 +137,9 @@ def run_campaign(
     if not first.missing:
         return
 
-    def kind(need: Need) -> tuple[str, str]:
-        return need.run.config.model, need.run.config.data.source
+    def kind(need: Need) -> tuple[str, ...]:
+        config = need.run.config
+        return config.model, config.data.source, config.method.name
 
     def refill() -> Plan:
         """What is missing and neither in hand nor too long for the time left."""
