@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import record
+
+from flowdup.campaign import Records, load_experiment, write_results
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,7 +30,7 @@ def change(file: Path, edit: Callable[[list[dict[str, Any]]], object]) -> None:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """What tables are made of and stand in, without the rest of the repository."""
-    for folder in ("results", "benchmarks/results", "docs"):
+    for folder in ("results", "benchmarks/results", "experiments", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
@@ -88,3 +91,26 @@ def test_keys_may_be_added_to_results_and_may_be_missing(copy: Path) -> None:
     done = tables("--root", copy)
     assert not done.returncode, done.stderr
     assert "| worst decile |" in (copy / "docs/results.md").read_text()
+
+
+def test_a_reproduced_table_stands_beside_the_papers_and_can_be_stale(copy: Path) -> None:
+    table = load_experiment(str(copy / "experiments/paper-unlabeled-cnn.toml"))
+    records = Records(copy / "results/runs.jsonl")
+    for cell, better in zip(table.cells, range(8), strict=True):
+        for candidate in cell.candidates:
+            records.add(record(candidate.runs[0].config, 50.0))
+        for seed in (0, 1):
+            config = cell.candidates[0].runs[seed].config
+            records.add(record(config, 50.0, 60.0 + better + seed))
+    file = write_results(table, records, copy / "results")
+    assert "stale tables in reproduction.md" in tables("--check", "--root", copy).stderr
+    assert not tables("--root", copy).returncode
+    text = (copy / "docs/reproduction.md").read_text()
+    assert "| without unlabeled | 60.5 ± 0.7 | 61.5 ± 0.7 | 62.5 ± 0.7 | 63.5 ± 0.7 |" in text
+    assert "| *paper* | 51.5 ± 1.8 | 65.3 ± 1.3 | 74.5 ± 1.3 | 82.5 ± 1.0 |" in text
+    assert "| 52.3 ± 1.4 | +4.0 (0.0) | 2 |" in text  # of the paper, difference, seeds
+    assert not tables("--check", "--root", copy).returncode
+    found = json.loads(file.read_bytes())
+    found["cells"][0]["values"]["accuracy"][0] = 12.3
+    file.write_text(json.dumps(found))
+    assert tables("--check", "--root", copy).returncode

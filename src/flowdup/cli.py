@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flowdup.campaign.command import reproduce
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.sources import SOURCES, data_folder, named
@@ -39,6 +40,7 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
+app.command()(reproduce)
 console = Console(quiet=not is_main_process())
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

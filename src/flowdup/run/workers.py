@@ -6,6 +6,7 @@ along: parent and worker speak through a pipe alone.
 
 import os
 import signal
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from threading import Thread
+from typing import NamedTuple
 
 import torch
 
@@ -36,10 +38,20 @@ class Job:
     variant: str
     config: Config
     run: RunFolder
+    evaluate: bool = True  # on test clients, once trained
+    support: tuple[int, ...] = ()  # also of models that are made from so many points
 
     @property
     def title(self) -> str:
         return f"variant '{self.variant}' with seed {self.config.seed}"
+
+
+class Ended(NamedTuple):
+    """A job that is no longer run."""
+
+    job: Job
+    outcome: bool | Exception  # True: it is done; False: it was stopped, and can go on
+    seconds: float
 
 
 class _Worker:
@@ -53,6 +65,7 @@ class _Worker:
             self.process.start()
         other.close()  # so that the worker's death closes the pipe
         self.job: Job | None = None
+        self.since = 0.0  # when it took the job
 
     def send(self, message: object) -> None:
         try:
@@ -61,20 +74,23 @@ class _Worker:
             return  # it is dead, which its silence will tell
 
     def take(self, job: Job) -> None:
-        self.job = job
+        self.job, self.since = job, time.monotonic()
         self.send(job)
 
-    def finish(self) -> tuple[Job, bool | Exception]:
-        """The job and what came of it: True, False if it was stopped, or an error."""
+    def finish(self) -> Ended:
         job, self.job = self.job, None
         assert job is not None
+        return Ended(job, self._outcome(job), time.monotonic() - self.since)
+
+    def _outcome(self, job: Job) -> bool | Exception:
         try:
-            return job, self.connection.recv()
+            outcome: bool | Exception = self.connection.recv()
+            return outcome
         except (EOFError, OSError):
             self.process.join()
         code = self.process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended by itself"
-        return job, WorkerError(
+        return WorkerError(
             f"the process of {job.title} {how}: start again to go on from what it saved, with "
             "fewer processes at a time if memory ran out"
         )
@@ -91,31 +107,49 @@ def run_comparison(
     When `stop` says so, or one job fails, the others save the round in hand and stop; then the
     first error is raised.
     """
-    waiting, stopping = deque(jobs), False
     error: Exception | None = None
     stopped: Exception | None = None
-    with _started(min(workers, len(jobs)), modules) as pool:
-        while waiting or any(worker.job for worker in pool):
-            if not stopping and (error or stopped or (stop is not None and stop())):
+
+    def ending() -> bool:
+        return bool(error or stopped or (stop is not None and stop()))
+
+    for job, outcome, _ in run_jobs(deque(jobs), min(workers, len(jobs)), modules, ending):
+        if outcome is True:
+            yield job
+        elif isinstance(outcome, Exception):
+            error = error or outcome
+        elif not error:  # a signal reached it, perhaps before this process
+            stopped = stopped or WorkerError(f"{job.title} was stopped: start again to go on")
+    if error := error or (None if stop is not None and stop() else stopped):
+        raise error
+
+
+def run_jobs(
+    waiting: deque[Job], workers: int, modules: Sequence[str], stop: Stop
+) -> Iterator[Ended]:
+    """Run jobs in so many processes and yield each as it ends, however it does.
+
+    Between two of them the caller may change what is waiting: the processes go on with that.  When
+    `stop` says so, nothing more is begun, and what is in hand saves its round and stops.  A process
+    that died is not replaced; with the last one it ends, whatever is waiting.
+    """
+    stopping = False
+    with _started(workers, modules) as pool:
+        while pool and (waiting or any(worker.job for worker in pool)):
+            if not stopping and stop():
                 stopping = True
-                waiting.clear()
                 for worker in pool:
                     worker.send(None)
+            if stopping:
+                waiting.clear()
             for worker in pool:
                 if waiting and not worker.job:
                     worker.take(waiting.popleft())
             for worker in _ready(pool):
-                job, outcome = worker.finish()
-                if outcome is True:
-                    yield job
-                elif isinstance(outcome, Exception):
-                    error = error or outcome
-                elif not stopping:  # a signal reached it, perhaps before this process
-                    stopped = stopped or WorkerError(
-                        f"{job.title} was stopped: start again to go on"
-                    )
-    if error := error or (None if stop is not None and stop() else stopped):
-        raise error
+                ended = worker.finish()
+                if not worker.process.is_alive():
+                    pool.remove(worker)
+                yield ended
 
 
 @contextmanager
@@ -161,12 +195,13 @@ def _serve(connection: Connection, threads: int, modules: Sequence[str]) -> None
 
 
 def _run(job: Job, stop: Stop) -> bool:
-    """Train and evaluate; False if it was stopped, and what it did is saved."""
+    """Train and, if asked, evaluate; False if it was stopped, and what it did is saved."""
     for _ in train_run(job.config, job.run.path, resume=True, stop=stop):
         pass
     if stop():
         return False
-    evaluate_run(job.run.path)
+    if job.evaluate:
+        evaluate_run(job.run.path, support=job.support)
     return True
 
 

@@ -1,0 +1,174 @@
+"""Tables of `flowdup reproduce`, beside the paper's numbers: all that have results."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from layout import Results, bold, grid, spread, tenths
+
+Cell = dict[str, Any]
+
+
+def reproduced(results: Results) -> str:
+    """Every table with a result file, in the order of names, then the names of the others."""
+    parts, missing = [], []
+    names = sorted(path.stem for path in (results.root / "experiments").glob("*.toml"))
+    for name in names:
+        declared = tomllib.loads((results.root / f"experiments/{name}.toml").read_text())
+        if "rows" not in declared:  # a comparison
+            continue
+        file = results.root / f"results/{name}.json"
+        if file.exists():
+            parts.append(_section(json.loads(file.read_bytes()), results))
+        else:
+            missing.append(f"- [{name}](../experiments/{name}.toml): {declared['title']}\n")
+    if missing:
+        parts.append("### Not run yet\n\n" + "".join(missing))
+    return "\n".join(parts)
+
+
+def _section(table: dict[str, Any], results: Results) -> str:
+    cells = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
+    done = [cell for cell in cells.values() if cell["mean"] is not None]
+    seeds = len(table["seeds"])
+    notes = [table["paper"], table["note"], table["unequal"] and f"Unequal: {table['unequal']}."]
+    text = [
+        f"### {table['title']}\n",
+        f"[{table['table']}](../experiments/{table['table']}.toml). "
+        + " ".join(note if note.endswith(".") else f"{note}." for note in notes if note)
+        + f" {_measure(table['show'])}, up to {seeds} seed{'s' if seeds > 1 else ''}.\n",
+        _short(table, cells),
+        _detail(table["reference"], done),
+    ]
+    if any("support" in cell for cell in done):
+        text.append(_by_support(done))
+    if "silhouette" in table:
+        text.append(_figure(table, results))
+    if done:
+        text.append(_origins(done))
+    return "\n".join(text)
+
+
+def _measure(name: str) -> str:
+    return {
+        "accuracy": "Accuracy in percent",
+        "held_out": "Accuracy in percent on the other half of a client's points",
+        "worst_decile": "Accuracy in percent of the worst tenth of clients",
+    }[name]
+
+
+def _short(table: dict[str, Any], cells: dict[tuple[str, str], Cell]) -> str:
+    """A line per row, the best of a column in bold, and the paper's line below where it has one."""
+    columns, show = table["columns"], table["show"]
+    own = {
+        column: {row: _mean(cells[row, column], show) for row in table["rows"]}
+        for column in columns
+    }
+    best = {
+        column: dict(
+            zip(
+                values,
+                bold([_spread(cells[r, column], show) for r in values], [*values.values()], max),
+                strict=True,
+            )
+        )
+        for column, values in own.items()
+    }
+    body = []
+    for row in table["rows"]:
+        body.append([row, *(best[column][row] for column in columns)])
+        if any(cells[row, column]["paper_mean"] is not None for column in columns):
+            body.append(["*paper*", *(_paper(cells[row, column]) for column in columns)])
+    return grid(["", *columns], body)
+
+
+def _detail(reference: str, cells: Sequence[Cell]) -> str:
+    head = ["row", "column", "accuracy", "other half", "worst decile", "paper"]
+    head += [f"difference to {reference}"] if reference else []
+    body = []
+    for cell in cells:
+        line = [cell["row"], cell["column"], _spread(cell, "accuracy"), _spread(cell, "held_out")]
+        line += [_spread(cell, "worst_decile"), _paper(cell)]
+        line += [_difference(cell)] if reference else []
+        failed = f", {len(cell['failed'])} failed" if cell["failed"] else ""
+        body.append([*line, f"{len(cell['seeds'])}{failed}", _chosen(cell)])
+    return grid([*head, "seeds", "chosen on validation clients"], body)
+
+
+def _by_support(cells: Sequence[Cell]) -> str:
+    counts = list(cells[0]["support"])
+    body = [
+        [cell["row"], cell["column"], *(_tenths(cell["support"].get(n)) for n in counts)]
+        for cell in cells
+    ]
+    return grid(["accuracy of models from so many points", "", *counts], body)
+
+
+def _figure(table: dict[str, Any], results: Results) -> str:
+    image = f"results/{table['table']}.png"
+    silhouette = ", ".join(f"{name} {value:.2f}" for name, value in table["silhouette"].items())
+    shown = f"![{table['title']}](../{image})\n\n" if (results.root / image).exists() else ""
+    return f"{shown}{silhouette}\n"
+
+
+def _values(cell: Cell, measure: str) -> list[float]:
+    values: list[float] = cell["values"][measure]
+    return values
+
+
+def _mean(cell: Cell, measure: str) -> float | None:
+    values = _values(cell, measure)
+    return sum(values) / len(values) if values else None
+
+
+def _spread(cell: Cell, measure: str) -> str:
+    return spread(_values(cell, measure))
+
+
+def _paper(cell: Cell) -> str:
+    if cell["paper_mean"] is None:
+        return ""
+    return f"{tenths(cell['paper_mean'])} ± {tenths(cell['paper_std'])}"
+
+
+def _difference(cell: Cell) -> str:
+    """Paired by seeds: the mean, and its standard error."""
+    found = cell.get("difference", {}).get("accuracy", {})
+    if found.get("mean") is None:
+        return ""
+    sign = "+" if found["mean"] >= 0 else ""
+    error = found["standard_error"]
+    return f"{sign}{tenths(found['mean'])}" + (f" ({tenths(error)})" if error is not None else "")
+
+
+def _chosen(cell: Cell) -> str:
+    if not cell["searched"]:
+        return ""
+    words = [f"{key} = {_value(value)}" for key, value in cell["searched"].items()]
+    return f"`{', '.join(words)}` of {len(cell['tried'])}"
+
+
+def _value(value: Any) -> str:
+    return "-".join(map(_value, value.values())) if isinstance(value, dict) else str(value)
+
+
+def _tenths(value: float | None) -> str:
+    return "" if value is None else tenths(value)
+
+
+def _origins(cells: Iterable[Cell]) -> str:
+    found: dict[str, list[str]] = {"device": [], "torch": [], "precision": [], "commit": []}
+    for cell in cells:
+        for key, words in (
+            ("device", _each(cell["device"])),
+            ("torch", [v["torch"] for v in _each(cell["versions"])]),
+            ("precision", [v["precision"] for v in _each(cell["engine"])]),
+            ("commit", _each(cell["commit"])),
+        ):
+            found[key] += [word for word in words if word not in found[key]]
+    return "; ".join(f"{key} {', '.join(words)}" for key, words in found.items()) + ".\n"
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

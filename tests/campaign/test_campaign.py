@@ -1,0 +1,205 @@
+"""Campaigns in real processes: killed, continued, merged; a run gives what it gives alone."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import alive, until, workers
+from typer.testing import CliRunner
+
+from flowdup import evaluate_run, train_run
+from flowdup.campaign import Records, Request, load_experiment, plan, reproduce
+from flowdup.cli import app
+from flowdup.errors import ConfigError
+
+TABLE = """
+title = "Tiny"
+preset = "digits"
+seeds = [0, 1]
+reference = "FLowDUP"
+support = [1, 5]
+embedding = { row = "FLowDUP", column = "all" }
+[settings]
+data = { points = 20, train_clients = 12, validation_clients = 8, test_clients = 4 }
+server = { rounds = 8, cohort = 3 }
+run = { evaluate_every = 8 }
+engine = { name = "sequential", device = "cpu", compile = false }
+[columns]
+all = {}
+[rows.FLowDUP]
+settings = { method = { subspace = { k = 50 } } }
+search = { "client.optimizer.lr" = [0.03, 1e30] }
+paper = [[66.1, 1.5]]
+[rows.FedAvg]
+settings = { method = { name = "fedavg" } }
+search = { "client.optimizer.lr" = [0.01, 0.1] }
+"""
+# as where typer and rich are not installed
+BARE = (
+    "import runpy, sys; sys.modules.update(typer=None, rich=None); "
+    "runpy.run_module('flowdup.campaign', run_name='__main__')"
+)
+
+
+def request(folder: Path, **changes: Any) -> Request:
+    places = {"work": folder / "work", "records": folder / "runs.jsonl", "results": folder}
+    return Request([str(folder / "tiny.toml")], **{"jobs": 2} | places | changes)
+
+
+def told(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    return [event.data for event in reproduce(request(folder, **changes))]
+
+
+def titles(events: list[dict[str, Any]]) -> list[str]:
+    return [event["done"] for event in events if isinstance(event.get("done"), str)]
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
+    """One that was killed after its first run and continued; what was done before and after."""
+    folder = tmp_path_factory.mktemp("campaign")
+    (folder / "tiny.toml").write_text(TABLE)
+    options = ["--jobs=1", f"--work={folder}/work", f"--records={folder}/runs.jsonl"]
+    command = [sys.executable, "-c", BARE, f"{folder}/tiny.toml", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as process:
+        until((folder / "runs.jsonl").exists)
+        at_work = workers(process.pid)
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout is not None
+        before = [line for line in process.stdout if "to go)" in line]
+    until(lambda: not any(map(alive, at_work)))
+    return folder, before, titles(told(folder))
+
+
+def test_a_killed_campaign_goes_on_and_repeats_nothing(
+    campaign: tuple[Path, list[str], list[str]],
+) -> None:
+    folder, before, after = campaign
+    records = Records.read(folder / "runs.jsonl")
+    assert len(records.by_digest) == 6  # two rows with two settings, and another seed of the best
+    # 4 to choose and 4 of the chosen settings; what the first process saved is not done again
+    assert 8 - len(before) - 1 <= len(after) < 8
+    assert len(set(after)) == len(after)
+
+
+def test_what_is_done_is_skipped(campaign: tuple[Path, list[str], list[str]]) -> None:
+    folder, _, _ = campaign
+    shutil.move(folder / "work", folder / "gone")  # records are enough
+    old = (folder / "tiny.json").read_bytes()
+    events = told(folder)
+    shutil.move(folder / "gone", folder / "work")
+    assert not titles(events)
+    assert events[0]["done"] == events[0]["runs"] == 6
+    assert (folder / "tiny.json").read_bytes() == old
+
+
+def test_a_cell_has_what_its_runs_give_alone_and_nothing_of_settings_not_chosen(
+    campaign: tuple[Path, list[str], list[str]], tmp_path: Path
+) -> None:
+    folder, _, _ = campaign
+    table = json.loads((folder / "tiny.json").read_bytes())
+    flowdup, fedavg = table["cells"]
+    assert flowdup["searched"] == {"client.optimizer.lr": 0.03}
+    assert "training diverged" in flowdup["tried"][1]["failed"]
+    assert (flowdup["seeds"], flowdup["rounds"], flowdup["paper_mean"]) == ([0, 1], 8, 66.1)
+    assert set(flowdup["support"]) == {"1", "5"}
+    assert fedavg["difference"]["to"] == "FLowDUP"
+    experiment = load_experiment(str(folder / "tiny.toml"))
+    run = experiment.cells[0].candidates[0].runs[1]
+    for _ in train_run(run.config, tmp_path / "alone"):
+        pass
+    alone = evaluate_run(tmp_path / "alone")["metrics"]
+    assert flowdup["values"]["accuracy"][1] == alone["transductive"]["accuracy"]["mean"]
+    assert flowdup["values"]["held_out"][1] == alone["held_out"]["accuracy"]["mean"]
+    left = next(c for c in experiment.cells[1].candidates if c.searched != fedavg["searched"])
+    records = Records.read(folder / "runs.jsonl")
+    other = records.get(left.runs[0])
+    assert other is not None and "validation" in other and "test" not in other
+    assert records.get(left.runs[1]) is None
+    assert not (folder / f"work/{left.runs[0].digest[:16]}/evaluation.json").exists()
+
+
+def test_embeddings_travel_with_the_records_and_are_drawn_from_them(
+    campaign: tuple[Path, list[str], list[str]],
+) -> None:
+    folder, _, _ = campaign
+    records = Records.read(folder / "runs.jsonl").by_digest.values()
+    found = [record["embedding"] for record in records if "embedding" in record]
+    assert [len(embedding["vectors"]) for embedding in found] == [8]
+    assert (folder / "tiny.png").exists()
+    assert "silhouette" in json.loads((folder / "tiny.json").read_bytes())
+
+
+def test_parts_that_were_run_apart_are_merged_into_the_same_table(
+    campaign: tuple[Path, list[str], list[str]], tmp_path: Path
+) -> None:
+    folder, _, _ = campaign
+    (tmp_path / "tiny.toml").write_text(TABLE)
+    lines = (folder / "runs.jsonl").read_text().splitlines(keepends=True)
+    parts = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    parts[0].write_text("".join(lines[:4]))
+    parts[1].write_text("".join(lines[2:]))
+    events = told(tmp_path, merge=parts[:1], run=False)
+    assert events[0] == {"merged": 4}
+    assert not titles(events)
+    assert json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
+    events = told(tmp_path, merge=parts)
+    assert events[0] == {"merged": 2}
+    assert not titles(events)
+    for name in ("runs.jsonl", "tiny.json"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_path: Path) -> None:
+    wrong = '{ name = "fedavg-tent", adapts = "norms" }'  # of a model that has none
+    text = TABLE[: TABLE.index("[rows.FLowDUP]")].replace("[0, 1]", "[0]").replace("[1, 5]", "[]")
+    text = text.replace('embedding = { row = "FLowDUP", column = "all" }\n', "")
+    text += f"[rows.wrong]\nsettings = {{ method = {wrong} }}\n"
+    text += '[rows.FLowDUP]\nsettings = { method = { name = "fedavg" } }\n'
+    (tmp_path / "tiny.toml").write_text(text)
+    with pytest.raises(ConfigError, match="the model has no normalisation layer"):
+        told(tmp_path)
+    broken, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
+    assert (broken["seeds"], whole["seeds"]) == ([], [0])
+
+
+def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TABLE)
+    events = told(tmp_path, seconds=1e-6, jobs=1)
+    assert not titles(events)
+    assert events[-1]["left"] == 8
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_the_command_tells_its_plan_and_refuses_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TABLE)
+    words = ["reproduce", str(tmp_path / "tiny.toml"), "--dry-run", "--seeds=1"]
+    words += [f"--records={tmp_path}/runs.jsonl", "--rows=FedAvg"]
+    done = CliRunner().invoke(app, words)
+    assert done.output == "tiny: 1 cells, 0 of 2 runs are done, and 1 once settings are chosen\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+    for word, clue in (
+        ("--set=server.rounds=2", "only engine.KEY=VALUE"),
+        ("--rows=Fedavg", "did you mean 'FedAvg'"),
+        ("--merge=nothing.jsonl", "there is no file nothing.jsonl"),
+    ):
+        assert clue in str(CliRunner().invoke(app, [*words, word]).exception)
+    missing = CliRunner().invoke(app, ["reproduce", "paper-cifar10-cmn"])
+    assert "did you mean 'paper-cifar10-cnn'" in str(missing.exception)
+
+
+def test_device_and_precision_change_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TABLE)
+    name = str(tmp_path / "tiny.toml")
+    there = load_experiment(name, ["engine.device=cuda", "engine.precision=bf16"])
+    assert there.cells[0].candidates[0].runs[0].config.engine.precision == "bf16"
+    nothing = Records(Path("nothing"))
+    assert set(plan([there], nothing).known) == set(plan([load_experiment(name)], nothing).known)

@@ -1,0 +1,252 @@
+"""Tables in TOML files: what they stand for, who shares a run, which setting is chosen."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import record
+
+from flowdup.campaign import Records, collect, experiment_names, load_experiment, plan
+from flowdup.campaign.experiment import Experiment, read_experiment
+from flowdup.campaign.identity import deciding_settings, identity
+from flowdup.campaign.records import by_support
+from flowdup.campaign.selection import choose
+from flowdup.config import Config, load_config, parse_toml
+from flowdup.errors import CheckpointError, ConfigError
+from flowdup.methods import METHODS
+from flowdup.models import MODELS
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "experiments").glob("*-*.toml"))
+TABLES = [n for n in NAMES if "rows" in parse_toml((ROOT / f"experiments/{n}.toml").read_text())]
+SMALL = """
+title = "Small"
+preset = "digits"
+seeds = [0, 1, 2]
+reference = "one"
+[columns]
+"p = 0.5" = { data = { labeled_fraction = 0.5 } }
+[rows.one]
+search = { "client.optimizer.lr" = [0.1, 0.2] }
+paper = [[66.1, 1.5]]
+[rows.two]
+settings = { method = { name = "fedavg" } }
+search = { "client.optimizer.lr" = [0.1, 0.2] }
+"""
+
+
+def small(change: str = "", to: str = "") -> Experiment:
+    assert change in SMALL
+    return read_experiment("small", parse_toml(SMALL.replace(change, to, 1) if change else SMALL))
+
+
+def test_a_run_is_known_by_its_settings_and_not_by_where_it_is_computed() -> None:
+    config = load_config("digits")
+    elsewhere = replace(
+        config,
+        engine=replace(config.engine, device="cuda", precision="bf16"),
+        run=replace(config.run, checkpoint_every=7),
+    )
+    assert identity(deciding_settings(elsewhere)) == identity(deciding_settings(config))
+    for other in (
+        load_config("digits", ["seed=1"]),
+        load_config("digits", ["client.optimizer.lr=0.04"]),
+        load_config("digits", ["run.evaluate_every=10"]),
+        load_config("digits", ["method.name=pefll"]),
+    ):
+        assert identity(deciding_settings(other)) != identity(deciding_settings(config))
+
+
+def test_a_setting_that_is_younger_than_a_record_counts_as_its_default() -> None:
+    settings = deciding_settings(load_config("digits"))
+    older = json.loads(json.dumps(settings))
+    del older["data"]["dirichlet"], older["method"]["hypernetwork"]["layers"]
+    assert identity(older) == identity(settings)
+    older["data"]["dirichlet"] = 0.5
+    assert identity(older) != identity(settings)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_expands_into_valid_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = load_experiment(name)
+    assert len(table.cells) == len(table.rows) * len(table.columns)
+    assert len({len(cell.candidates) for cell in table.cells}) == 1 or table.unequal
+    for cell in table.cells:
+        digests = {run.digest for c in cell.candidates for run in c.runs.values()}
+        assert len(digests) == len(cell.candidates) * len(table.seeds)
+        for candidate in cell.candidates:
+            config = candidate.runs[table.seeds[0]].config
+            assert config.method.name in METHODS
+            assert {config.model, *filter(None, [_backbone(config)])} <= set(MODELS)
+            assert getattr(config.method.settings, "batch_size", config.client.batch_size) == (
+                config.client.batch_size
+            )
+        assert cell.paper is None or all(map(math.isfinite, cell.paper))
+
+
+def _backbone(config: Config) -> str:
+    hypernetwork = getattr(config.method.settings, "hypernetwork", None)
+    return hypernetwork.backbone if hypernetwork else ""
+
+
+def test_there_are_the_nine_tables_of_the_paper_and_its_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert set(experiment_names()) == set(TABLES)
+    papers = [load_experiment(name) for name in TABLES if name.startswith("paper-")]
+    assert sum(cell.paper is not None for table in papers for cell in table.cells) == 138
+    assert any(cell.embedded for table in papers for cell in table.cells)
+
+
+def test_tables_share_the_runs_of_cells_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    nothing = Records(Path("nothing"))
+    main, k = load_experiment("paper-cifar10-cnn"), load_experiment("paper-subspace-dimension")
+    both, alone = plan([main, k], nothing).known, plan([main], nothing).known
+    assert len(both) - len(alone) == 3 * 4 * 4  # k = 10,000 is the main table's FLowDUP
+    questions = load_experiment("question-worst-decile")
+    assert set(plan([questions], nothing).known) <= set(alone)
+
+
+def test_the_setting_is_chosen_by_validation_clients_of_the_search_seed_alone() -> None:
+    table = small()
+    cell = table.cells[0]
+    low, high = cell.candidates
+    records = Records(Path("nothing"))
+    assert not choose(table, cell, records).complete
+    records.add(record(low.runs[0].config, 60.0, test=90.0))  # better on test clients
+    records.add(record(low.runs[1].config, 99.0, test=99.0))  # and with other seeds
+    assert choose(table, cell, records).candidate is None  # not all have been tried
+    records.add(record(high.runs[0].config, 61.0))
+    choice = choose(table, cell, records)
+    assert choice.candidate == high
+    assert [tried["validation"] for tried in choice.tried] == [60.0, 61.0]
+    wanted = plan([table], records).missing
+    assert wanted[high.runs[0].digest].evaluate
+    assert low.runs[2].digest not in wanted
+
+
+def test_a_setting_that_diverged_is_not_chosen_and_not_tried_again() -> None:
+    table = small()
+    cell = table.cells[0]
+    low, high = (candidate.runs[0].config for candidate in cell.candidates)
+    records = Records(Path("nothing"), [record(high, 10.0)])
+    records.add({"settings": deciding_settings(low), "failed": "training diverged"})
+    assert choose(table, cell, records).candidate == cell.candidates[1]
+    assert cell.candidates[0].runs[0].digest not in plan([table], records).missing
+
+
+def test_differences_to_the_reference_are_paired_by_seed() -> None:
+    table = small()
+    records = Records(Path("nothing"))
+    for cell, values in zip(table.cells, ([50.0, 60.0, 70.0], [53.0, 61.0, 78.0]), strict=True):
+        records.add(record(cell.candidates[1].runs[0].config, 1.0))
+        for seed, value in enumerate(values):
+            records.add(record(cell.candidates[0].runs[seed].config, 2.0, value))
+    one, two = collect(table, records)["cells"]
+    assert (one["mean"], one["std"], one["paper_mean"]) == (60.0, 10.0, 66.1)
+    assert "difference" not in one
+    assert two["difference"]["accuracy"]["mean"] == 4.0  # 3, 1 and 8
+    assert two["difference"]["accuracy"]["standard_error"] == pytest.approx(math.sqrt(13 / 3))
+    assert two["worst_decile"] == 54.0
+    assert two["paper_mean"] is None
+    assert two["settings"]["method"] == {"name": "fedavg"}
+
+
+def test_of_two_records_of_a_run_the_one_that_was_evaluated_stays(tmp_path: Path) -> None:
+    config = load_config("digits")
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    Records(here, [record(config, 60.0)]).save()
+    Records(there, [record(config, 61.0, 70.0), record(replace(config, seed=1), 3.0)]).save()
+    merged = Records.read(here)
+    assert merged.merge([Records.read(there)]) == 2
+    assert merged.merge([Records.read(there)]) == 0
+    merged.merge([Records(here, [record(config, 62.0, 80.0)])])  # the first one stands
+    (found,) = (r for r in merged.by_digest.values() if r["settings"]["seed"] == 0)
+    assert (found["validation"], found["test"]["held_out"]["accuracy"]["mean"]) == (61.0, 70.0)
+
+
+def test_numbers_of_points_that_several_tables_ask_for_are_joined(tmp_path: Path) -> None:
+    def supported(*points: int) -> dict[str, Any]:
+        rows = [{"points": n, "metrics": {"accuracy": {"mean": 1.0}}} for n in points]
+        return record(load_config("digits"), 60.0, 70.0) | {"support": rows}
+
+    records = Records(tmp_path / "runs.jsonl", [supported(1, 5), supported(25, 5)])
+    (found,) = records.by_digest.values()
+    assert list(by_support(found)) == [1, 5, 25]
+
+
+def test_a_record_that_another_process_saved_meanwhile_is_kept(tmp_path: Path) -> None:
+    path, config = tmp_path / "runs.jsonl", load_config("digits")
+    mine = Records(path, [record(config, 60.0)])
+    Records(path, [record(replace(config, seed=1), 3.0)]).save()
+    mine.save()
+    assert len(Records.read(path).by_digest) == 2
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", '{"settings": {}}', '{"settings": 3}', "nothing"])
+def test_a_damaged_file_of_records_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text(f"{line}\n")
+    with pytest.raises(CheckpointError, match=r"line 1 of .*runs\.jsonl is no record of a run"):
+        Records.read(tmp_path / "runs.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "clue"),
+    [
+        ("seeds =", "sedes =", "unknown key 'sedes' .did you mean 'seeds'"),
+        ("[0, 1, 2]", "[0, 0]", "must be different whole numbers"),
+        ("0.5 }", "5 }", "labeled_fraction"),
+        ('"fedavg"', '"fedavgg"', "fedavgg"),
+        ("[0.1, 0.2]", "[0.1]", "have 1 or 2 settings to choose from"),
+        ("[[66.1, 1.5]]", "[[66.1]]", "pairs like"),
+        ("[[66.1, 1.5]]", "[]", "0 entries for 1 columns"),
+        ('"one"', '"three"', "reference must be one of its rows"),
+        ('preset = "digits"', "", "needs a preset, columns and rows"),
+        ("[0.1, 0.2]", "0.1", "needs a list of values"),
+        ("[columns]", 'show = "best"\n[columns]', "show must be one of"),
+        ("[columns]", "search_seeds = [9]\n[columns]", "must be some of its seeds"),
+        ("[columns]", "support = [0]\n[columns]", "numbers of points"),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused_in_a_sentence(change: str, to: str, clue: str) -> None:
+    with pytest.raises(ConfigError, match=clue):
+        small(change, to)
+
+
+def test_a_row_may_be_like_one_of_another_file(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    text = SMALL[: SMALL.index("[rows.one]")] + (
+        '[rows.one]\nlike = "small/one"\n'
+        '[rows.other]\nlike = "small/two"\nsettings = { server = { cohort = 7 } }\n'
+    )
+    (tmp_path / "more.toml").write_text(text)
+    more = load_experiment(str(tmp_path / "more.toml"))
+    one, other = more.cells
+    assert one.candidates == small().cells[0].candidates
+    assert one.paper is None
+    assert {c.runs[0].config.method.name for c in other.candidates} == {"fedavg"}
+    assert {c.runs[0].config.server.cohort for c in other.candidates} == {7}
+    assert len(other.candidates) == 2
+    (tmp_path / "more.toml").write_text(text.replace("small/two", "small/three"))
+    with pytest.raises(ConfigError, match="has no row 'three'"):
+        load_experiment(str(tmp_path / "more.toml"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_results_are_what_the_records_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    file = Path(f"results/{name}.json")
+    table = collect(load_experiment(name), Records.read(Path("results/runs.jsonl")))
+    if not file.exists():
+        means = [cell["mean"] for cell in table["cells"]]
+        assert not any(means), f"there are runs of it: `flowdup reproduce {name}`"
+        return
+    stored = json.loads(file.read_bytes())
+    stored.pop("silhouette", None)
+    assert stored == json.loads(json.dumps(table)), f"stale: `flowdup reproduce {name}`"
