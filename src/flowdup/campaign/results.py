@@ -95,7 +95,7 @@ def _cell(experiment: Experiment, cell: Cell, records: Records) -> dict[str, Any
         "searched": shown.searched if choice.candidate else None,
         "tried": choice.tried,
         "settings": distinct_settings(_without_seed(found)) if found else None,
-        "rounds": config.server.rounds,
+        "rounds": config.rounds,
         "kept_rounds": [record["round"] for record in found.values()],
         "bytes_up": next((record["cost"]["bytes_up"] for record in found.values()), None),
         "seconds": _mean([record["seconds"] for record in found.values()]),
