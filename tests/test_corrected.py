@@ -1,6 +1,7 @@
 """A method that wears the correction: the last layer alone changes, training not at all."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ NUMBERS = {
 }
 
 
-def both(table: Params, context: MethodContext | None = None) -> tuple[Method, Method]:
+def both(table: dict[str, Any], context: MethodContext | None = None) -> tuple[Method, Method]:
     """A method without and with the correction."""
     context = context or MethodContext("cnn-small", SPEC, STREAM, "cpu", EXACT)
     plain, worn = (
