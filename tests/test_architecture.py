@@ -30,6 +30,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "personalize",
         "cost",
         "config",
+        "law_cases",
         "laws",
     ),
     *("report", "run", "progress", "campaign", "cli"),

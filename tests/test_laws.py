@@ -7,12 +7,15 @@ import small
 import torch
 from torch import Tensor
 
-from flowdup.laws import LAWS, Case, check_method
+from flowdup.errors import FlowdupError
+from flowdup.law_cases import Case
+from flowdup.laws import LAWS, OF_MODELS, check_method, variants
 from flowdup.methods import (
     METHODS,
     Batch,
     Method,
     MethodConfig,
+    MethodContext,
     NoSettings,
     Params,
     register_method,
@@ -33,6 +36,37 @@ def test_every_registered_method_is_tried_here() -> None:
 @pytest.mark.parametrize("name", small.METHODS)
 def test_every_method_keeps_every_law(name: str, law: str) -> None:
     LAWS[law](Case(MethodConfig.from_table(small.METHODS[name])))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ["flowdup-plus", "fedavg-pseudo"])
+def test_a_method_that_uses_the_model_of_a_stage_before_keeps_every_law(
+    name: str, law: str
+) -> None:
+    LAWS[law](Case(MethodConfig.from_table(small.METHODS[name]), begun=True))
+
+
+@pytest.mark.parametrize("law", OF_MODELS)
+@pytest.mark.parametrize("name", small.METHODS)
+def test_corrected_models_keep_the_laws_of_models(name: str, law: str) -> None:
+    table = small.METHODS[name] | {"correction": "none"}
+    tried = dict(variants(Case(MethodConfig.from_table(table)), law))
+    said = "with method.correction = 'em', "
+    assert (said in tried) == (name != "lame")
+    if said in tried:
+        assert tried[said].built.is_corrected
+        LAWS[law](tried[said])
+
+
+def test_a_law_is_tried_on_all_that_a_method_can_be() -> None:
+    def tried(name: str, law: str) -> list[str]:
+        case = Case(MethodConfig.from_table({"name": name}))
+        return [said.partition(" ")[0] for said, _ in variants(case, law)]
+
+    assert tried("fedavg", "order") == ["", "begun", "with"]
+    assert tried("fedavg", "gradient") == ["", "begun"]  # training is the method's own
+    assert tried("arm-cml", "order") == ["", "with"]
+    assert tried("lame", "order") == ["", "begun"]
 
 
 class WrongBackward(torch.autograd.Function):
@@ -147,14 +181,33 @@ class NotInTheCheckpoint(FedAvg):
         return {n: p + self.own for n, p in params.items()}
 
 
+class UnlabeledTeachOnceBegun(FedAvg):
+    """Only after a stage before."""
+
+    def __init__(self, config: NoSettings, context: MethodContext) -> None:
+        super().__init__(config, context)
+        self.before = context.start_here()
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        pulls = [(params[n] - w).square().sum() for n, w in self.before.items()]
+        return super().loss(params, batch, start) + sum(pulls)
+
+
+class InterpolatesFromNothing(FedAvg):
+    interpolates = True
+
+    def global_model(self, params: Params) -> Weights:
+        raise FlowdupError("there is none: train another method")
+
+
 BUGS: dict[str, list[type[Method]]] = {
     "gradient": [WrongGradient],
     "engines": [CountsItsCalls],
     "order": [FirstPointCounts, EarlyRowsCount],
     "padding": [PaddingCounts, NotANumberBesidePadding],
     "labels": [HiddenLabelsCount],
-    "unlabeled": [UnlabeledTeach],
-    "weights": [TooFewWeights, NotANumber],
+    "unlabeled": [UnlabeledTeach, UnlabeledTeachOnceBegun],
+    "weights": [TooFewWeights, NotANumber, InterpolatesFromNothing],
     "seed": [RandomStart, GlobalState],
     "factors": [HalfTheFactor],
     "checkpoint": [NotInTheCheckpoint],

@@ -30,6 +30,24 @@ class Augmentation:
     def __bool__(self) -> bool:
         return self.mirror or self.shift > 0
 
+    def check(self, x: Tensor) -> None:
+        """Refuse points [points, *shape] that cannot be changed so."""
+        if x.ndim != 4:
+            raise ConfigError(
+                f"client.mirror and client.shift are for images, and an input has {x.ndim - 1} "
+                "dimensions: switch them off"
+            )
+        if self.shift >= (side := min(x.shape[2:])):
+            raise ConfigError(
+                f"client.shift = {self.shift} would move images of {side} pixels out of sight: "
+                f"choose less than {side}"
+            )
+        if x.shape[0] > POINT:
+            raise ConfigError(
+                f"client.mirror and client.shift are for at most {POINT:,} points at once, and "
+                f"there are {x.shape[0]:,}: switch them off"
+            )
+
     def changes(self, words: Words) -> NDArray[np.int64]:
         """A random change for every word, as the upper bits of a row."""
         drawn, places = words.astype(np.int64), 2 * self.shift + 1
@@ -55,11 +73,3 @@ class Augmentation:
         """Along one side: which pixel comes where, and whether there is one."""
         moved = torch.arange(side, device=by.device) + (by & 2**_SIDE - 1)[..., None] - self.shift
         return moved.clamp(0, side - 1), (moved >= 0) & (moved < side)
-
-
-def refuse_other_than_images(x: Tensor) -> None:
-    if x.ndim != 4:
-        raise ConfigError(
-            f"client.mirror and client.shift are for images, and an input has {x.ndim - 1} "
-            "dimensions: switch them off"
-        )

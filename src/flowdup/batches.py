@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.augmentation import POINT, Augmentation, refuse_other_than_images
+from flowdup.augmentation import POINT, Augmentation
 from flowdup.data.clients import ClientData, LazyClients
 from flowdup.methods.base import Batch
 from flowdup.random import Stream
@@ -107,10 +107,10 @@ class PointPool(NamedTuple):
         """One client after the other; on the host it takes twice their memory at most."""
         members = list(clients.values())
         x, y = members[0].x, _labels(members[0])
-        if augmentation:
-            refuse_other_than_images(x)
         if len(members) > 1:
             x, y = torch.cat([m.x for m in members]), torch.cat([_labels(m) for m in members])
+        if augmentation:
+            augmentation.check(x)
         first = dict(zip(clients, accumulate(map(len, members), initial=0), strict=False))
         if x.ndim == 4:
             x = x.movedim(1, -1).contiguous()

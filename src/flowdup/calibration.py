@@ -7,6 +7,7 @@ personal models go from everyone's, are then those of a grid with the best mean 
 clients, and the least of them among equals.
 
 Beware: the clients should have classes in the proportion that new clients will have, all together.
+Points whose logits are NaN or infinite teach nothing, so that what is found is always finite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ def calibrate(
 ) -> Calibration:
     """From uncorrected logits [n, classes] of clients with labels [n], -1 where there is none.
 
-    By `move`, there may be several sets of logits to choose from.
+    By `move`, there may be several sets of logits to choose from, the first among equals.
     """
     found = [_calibrate(move, rows, labels, torch.device(device)) for move, rows in logits.items()]
     return max(found, key=lambda one: float(one.accuracies.mean()))
@@ -66,12 +67,13 @@ def _calibrate(
     sizes = torch.tensor([len(own) for own in labels], device=device)
     present = (torch.arange(y.shape[1], device=device) < sizes[:, None]).to(x)  # [clients, n]
     known = y >= 0
-    scale, bias = fit_scale_and_bias(x[known], y[known])
+    useful = known & x.isfinite().all(-1)
+    scale, bias = fit_scale_and_bias(x[useful], y[useful])
     x = scale * x + bias
     settings = [(0.0, 0.0), *product(STRENGTHS, SPARSITIES)]
     shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in settings]
     answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
-    right = ((answers == y) & known).sum(2) / known.sum(1).clamp(min=1)
+    right = ((answers == y) & known).sum(2).double() / known.sum(1).clamp(min=1)
     accuracies = 100 * right[:, known.any(1)]  # [settings, clients]
     best = int(accuracies.mean(1).argmax())  # the first among equals
     correction = {
@@ -85,9 +87,11 @@ def _calibrate(
 
 
 def fit_scale_and_bias(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits [n, classes] with labels y [n]."""
+    """Of finite logits [n, classes] with labels y [n]; 1 and 0 if there is none."""
     log_scale = logits.new_zeros(()).requires_grad_()
     bias = logits.new_zeros(logits.shape[1]).requires_grad_()
+    if not len(y):
+        return log_scale.exp().detach(), bias.detach()
     optimizer = torch.optim.LBFGS(
         [log_scale, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
     )

@@ -7,8 +7,7 @@ what was measured.  The project's own methods are held to the same list.
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -22,80 +21,24 @@ from flowdup.batches import batch_plan, local_batches
 from flowdup.checkpoint import load_checkpoint, save_checkpoint
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.config import override
-from flowdup.data.clients import ClientData, InputSpec
 from flowdup.engines import EngineConfig, build_engine
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.federation_spec import FederationSpec
+from flowdup.law_cases import SPEC, Case, noise
 from flowdup.messages import Task
-from flowdup.methods import METHODS, Batch, Method, MethodConfig, MethodContext, Params
+from flowdup.methods import METHODS, Batch, MethodConfig
+from flowdup.models import Weights
 from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
 from flowdup.registry import import_modules
 from flowdup.server import ServerConfig, ServerState, initial_state, train
 
-SPEC = InputSpec((1, 8, 8), "uint8", 4, (0.3,), (0.4,))
 _CPU, _EXACT = torch.device("cpu"), torch.float64
 _ZERO = torch.zeros((), dtype=_EXACT)
 
 
 class LawBrokenError(FlowdupError):
     """A method breaks a law; the sentence says which number shows it."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A method on small clients of random images, in float64."""
-
-    method: MethodConfig
-    model: str = "cnn-small"
-    seed: int = 0
-
-    @cached_property
-    def built(self) -> Method:
-        context = MethodContext(self.model, SPEC, Stream(self.seed), _CPU, _EXACT)
-        return self.method.build(context)
-
-    @property
-    def batch_size(self) -> int:
-        return self.built.batch_size or 10
-
-    @property
-    def broadcast(self) -> Params:
-        state = self.built.server_state()
-        return {n: state[n].to(_EXACT) for n in self.built.broadcast}
-
-    @cached_property
-    def psi(self) -> Params:
-        """Away from the start, where much is zero."""
-        draw = Stream(self.seed).child("away")
-        start = self.built.init(Stream(self.seed).child("psi"))
-        return {n: p.to(_EXACT) + 0.05 * _noise(draw.child(n), p) for n, p in start.items()}
-
-    def client(self, number: int, points: int, labeled: bool = True) -> ClientData:
-        draw = Stream(self.seed).child("client", number)
-        x = draw.child("x").integers(points * 64, 256).astype(np.uint8).reshape(points, *SPEC.shape)
-        y = torch.from_numpy(draw.child("y").integers(points, SPEC.classes))
-        return ClientData(torch.from_numpy(x), y if labeled else None, f"client-{number}")
-
-    def clients(self) -> list[ClientData]:
-        """Full, short and single-point batches; every third client has no label."""
-        size = self.batch_size
-        sizes = (2 * size, size + 3, 1, size - 1, 3 * size + 3, 2)
-        return [self.client(i, n, labeled=i % 3 != 1) for i, n in enumerate(sizes)]
-
-    def batch(self, points: int, labeled: bool = True) -> Batch:
-        """One batch with so many rows of data."""
-        plan = batch_plan(Stream(self.seed), 0, points, 1, self.batch_size)
-        batches = local_batches(self.client(9, points, labeled), plan, _CPU, _EXACT)
-        return Batch(*(t[0] for t in batches))
-
-    def loss(self, batch: Batch, psi: Params | None = None) -> Tensor:
-        return self.built.loss(psi or self.psi, batch, self.psi | self.broadcast)
-
-    def personalize(self, x: Tensor, present: Tensor | None = None) -> Params:
-        there = torch.ones(len(x), dtype=_EXACT) if present is None else present
-        with torch.no_grad():
-            return self.built.personalize(self.psi, x, there)
 
 
 def gradient(case: Case) -> None:
@@ -105,7 +48,7 @@ def gradient(case: Case) -> None:
         found = grad(lambda psi, batch=batch: case.loss(batch, psi))(case.psi)
         for number in range(4):
             draw = Stream(number).child("direction")
-            along = {n: _noise(draw.child(n), p) for n, p in case.psi.items()}
+            along = {n: noise(draw.child(n), p) for n, p in case.psi.items()}
             ahead, behind = (
                 float(case.loss(batch, {n: p + s * step * along[n] for n, p in case.psi.items()}))
                 for s in (1, -1)
@@ -189,17 +132,28 @@ def unlabeled(case: Case) -> None:
 
 
 def weights(case: Case) -> None:
-    """A personal model has the weights of the client's model, all of them finite."""
-    found = case.personalize(case.client(9, case.batch_size).x)
-    shapes, wanted = {n: tuple(w.shape) for n, w in found.items()}, case.built.f.shapes
-    for name in shapes | wanted:
-        if shapes.get(name) != wanted.get(name):
-            raise LawBrokenError(
-                f"'{name}' has the shape {shapes.get(name)}, in the model {wanted.get(name)}"
-            )
-    for name, weight in found.items():
-        if not bool(torch.isfinite(weight).all()):
-            raise LawBrokenError(f"'{name}' has NaN or infinite numbers")
+    """A personal model and that for everyone, if there is one, are finite weights of the model."""
+    models = [case.personalize(case.client(9, case.batch_size).x), _global_model(case)]
+    for found in filter(None, models):
+        shapes, wanted = {n: tuple(w.shape) for n, w in found.items()}, case.built.f.shapes
+        for name in shapes | wanted:
+            if shapes.get(name) != wanted.get(name):
+                raise LawBrokenError(
+                    f"'{name}' has the shape {shapes.get(name)}, in the model {wanted.get(name)}"
+                )
+        for name, weight in found.items():
+            if not bool(torch.isfinite(weight).all()):
+                raise LawBrokenError(f"'{name}' has NaN or infinite numbers")
+
+
+def _global_model(case: Case) -> Weights:
+    """Empty if the method has none."""
+    try:
+        return case.built.global_model(case.deployed)
+    except FlowdupError as error:
+        if case.built.interpolates:
+            raise LawBrokenError(f"interpolates is true, but there is no end: {error}") from None
+        return {}
 
 
 def seed(case: Case) -> None:
@@ -233,7 +187,9 @@ def checkpoint(case: Case) -> None:
     table = case.method.table()
     spec = FederationSpec.of(case.seed, case.model, table, SPEC, case.built)
     with TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder), spec, ServerState(1, case.psi, {}, case.built.server_state()))
+        before = ServerState(1, case.psi, {}, case.built.server_state())
+        before = replace(before, correction=case.correction, start=case.start)
+        save_checkpoint(Path(folder), spec, before)
         found, state = load_checkpoint(Path(folder))
     again = replace(case, method=MethodConfig.from_table(found.method))
     found.check(again.built)
@@ -241,8 +197,8 @@ def checkpoint(case: Case) -> None:
         raise LawBrokenError("the method's server state comes back changed")
     x = case.client(9, case.batch_size).x
     with torch.no_grad():
-        model = again.built.personalize(state.psi, x, torch.ones(len(x), dtype=_EXACT))
-    if _distance(state.psi, case.psi) > 0 or _distance(model, case.personalize(x)) > 0:
+        model = again.built.personalize(state.deployed, x, torch.ones(len(x), dtype=_EXACT))
+    if _distance(state.deployed, case.deployed) > 0 or _distance(model, case.personalize(x)) > 0:
         raise LawBrokenError("what was saved and loaded again gives other weights")
 
 
@@ -261,6 +217,9 @@ LAWS: dict[str, Callable[[Case], None]] = {
         checkpoint,
     )
 }
+
+
+OF_MODELS = ("order", "padding", "weights", "checkpoint")  # laws about personal models
 
 
 def read_cases(module: str, model: str, settings: Sequence[str]) -> Iterator[tuple[str, Case]]:
@@ -299,24 +258,46 @@ def check_method(case: Case) -> Iterator[Verdict]:
     """Every law in turn.  An error that the method raises breaks the law that was tried."""
     for name, law in LAWS.items():
         text = (inspect.getdoc(law) or "").partition("\n")[0]
-        broken = ""
-        try:
-            law(case)
-        except LawBrokenError as error:
-            broken = str(error)
-        except Exception as error:  # whatever a user's method may raise
-            broken = f"the method raised {type(error).__name__}: {error}"
-        yield Verdict(name, text, broken)
+        tried = ((said, _broken(law, other)) for said, other in variants(case, name))
+        yield Verdict(name, text, next((said + why for said, why in tried if why), ""))
+
+
+def variants(case: Case, law: str) -> Iterator[tuple[str, Case]]:
+    """What a law is tried on, with words for it: the case, the same after a stage before, and with
+    a correction where the law is about models; without what the method refuses to be.
+    """
+    yield "", case
+    if not _is_refused(begun := replace(case, begun=True)):
+        yield "begun from a model's weights, ", begun
+    corrected = replace(case, method=replace(case.method, correction="em"))
+    if law in OF_MODELS and corrected != case and not _is_refused(corrected):
+        yield "with method.correction = 'em', ", corrected
+
+
+def _is_refused(case: Case) -> bool:
+    try:
+        return case.built is None
+    except ConfigError:
+        return True
+    except Exception:  # the law that is tried will say so
+        return False
+
+
+def _broken(law: Callable[[Case], None], case: Case) -> str:
+    """What was measured; empty if the law is kept."""
+    try:
+        law(case)
+    except LawBrokenError as error:
+        return str(error)
+    except Exception as error:  # whatever a user's method may raise
+        return f"the method raised {type(error).__name__}: {error}"
+    return ""
 
 
 def _global_random_state() -> tuple[object, ...]:
     """Of torch, NumPy and Python."""
     name, words, *rest = np.random.get_state()
     return torch.get_rng_state().tolist(), name, list(words), rest, random.getstate()
-
-
-def _noise(draw: Stream, like: Tensor) -> Tensor:
-    return torch.from_numpy(draw.uniform(like.numel())).to(_EXACT).reshape(like.shape)
 
 
 def _mixed(batch: Batch, draw: Stream) -> Batch:

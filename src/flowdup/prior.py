@@ -7,9 +7,10 @@ whose classes are equally frequent:
     w(y | x) proportional to exp(logit_y(x)) q(y)                                       E-step
     q(y)     proportional to max(mean over x in X of w(y | x) - sparsity, 0)            M-step
 
-A sparsity above 0 is the mode under a Dirichlet prior that favours few classes: what every class
-collects from points of others is taken off it.  It needs calibrated logits (`calibration.py`):
-where one class's are too high by a constant, EM gives everything to that class.
+With a strength below 1, q(y)^strength stands in the E-step.  A sparsity above 0 is the mode under a
+Dirichlet prior that favours few classes: what every class collects from points of others is taken
+off it.  It needs calibrated logits (`calibration.py`): where one class's are too high by a
+constant, EM gives everything to that class.
 """
 
 import torch
@@ -24,8 +25,8 @@ def log_prior(
 ) -> Tensor:
     """strength log q, from logits [..., n, classes] of the present [..., n] points.
 
-    With a strength below 1 the prior is believed by half, say, also inside EM.
-    """  # [..., classes]
+    Its shape is [..., classes].
+    """
     count = present.sum(-1, keepdim=True).clamp(min=1)
     shift = torch.zeros_like(logits[..., 0, :])
     for _ in range(STEPS):

@@ -9,8 +9,8 @@ On a client's unlabeled data X, with the method's own model theta,
     theta'    = theta, its last layer so that f(x; theta') = logits(x) + strength log q
 
 move, scale, bias, sparsity and strength are fitted on labeled validation clients
-(`calibration.py`) and stand beside psi as `correction.scale` and so on, a few numbers.  Without
-them logits are taken as they are.
+(`calibration.py`) and stand beside psi as `correction.scale` and so on, a few numbers.  Where
+there are no such clients, EM has the method's own logits and its prior counts in full.
 
 Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat
 at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.

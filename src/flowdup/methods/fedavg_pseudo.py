@@ -4,7 +4,10 @@ Lee, "Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method for
 Networks", ICML workshop 2013, inside FedAvg.  A point without a label gets the class that the
 teacher thinks most probable, if it is sure enough.  The teacher is the model that the stage began
 from, where there is a stage before (its weights are sent once), else FedAvg's own as the round
-began.  With `prior`, the teacher knows how often each class occurs in the batch (EM, `prior.py`).
+began.  With `prior`, the teacher knows how often each class occurs among the batch's points without
+a label (EM, `prior.py`).
+
+Beware: with `threshold` 0 a teacher that knows nothing yet teaches, too; begin from a stage before.
 
 Sent per client and round: as FedAvg.  All clients train.
 """

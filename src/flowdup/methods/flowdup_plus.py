@@ -13,8 +13,9 @@ for class shares as well, and drawn back to theta where that is better for valid
 it with `method.correction = "em"`.
 
 Departures from FLowDUP, each a setting: the above, r(X) has the deviation of every feature beside
-its mean (`hypernetwork.pooling`), and h1 may be taught to classify (`head`).  With
-`train_theta = false`, theta is what the stage began from and L_0 is left out.
+its mean (`hypernetwork.pooling`), and h1 may be taught to classify the generating half (`head`, a
+loss beside L).  With `train_theta = false`, theta is what the stage began from, and L + lambda
+Omega is all.  Without a stage before, L knows no class shares.
 
 Sent per client and round: as FLowDUP with 2 e for e, and theta, 4 d bytes each way.
 """

@@ -1,0 +1,181 @@
+"""Calibration: what was planted is found, and what it promises is what engines then give."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from small import METHODS, SPEC, STREAM, client, engine, method
+from test_methods import batch, doubles
+from torch import Tensor
+from torch.func import grad
+
+from flowdup.calibration import MOVES, calibrate, fit_scale_and_bias, uncorrected
+from flowdup.client import ClientConfig
+from flowdup.data import ClientData
+from flowdup.evaluation import transductive_accuracy, transductive_logits
+from flowdup.methods import MethodConfig, MethodContext
+from flowdup.models import Weights
+from flowdup.params import prefixed
+from flowdup.random import Stream
+
+EXACT = torch.float64
+
+
+def sharp_logits(points: int, shares: Sequence[float], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits that say for every point how probable its classes are, and labels drawn so."""
+    draw, classes = Stream(seed), len(shares)
+    noise = torch.from_numpy(draw.child("noise").uniform(points * classes)).to(EXACT)
+    logits = 3 * noise.reshape(points, classes) + torch.tensor(shares, dtype=EXACT).log()
+    below = (torch.from_numpy(draw.child("y").uniform(points)).to(EXACT) + 1) / 2
+    return logits, (logits.softmax(1).cumsum(1) < below[:, None]).sum(1).clamp(max=classes - 1)
+
+
+def test_a_planted_scale_and_bias_are_found() -> None:
+    logits, y = sharp_logits(5000, [0.25] * 4)
+    bias = torch.tensor([0.8, -0.3, -0.7, 0.2], dtype=EXACT)
+    scale, found = fit_scale_and_bias((logits - bias) / 2.5, y)
+    assert float(scale) == pytest.approx(2.5, rel=0.05)
+    assert (found - found.mean()).tolist() == pytest.approx(bias.tolist(), abs=0.1)
+
+
+def test_a_fit_is_what_is_kept() -> None:
+    logits, y = sharp_logits(300, [0.6, 0.3, 0.1])
+    scale, bias = fit_scale_and_bias(3 * logits + 1, y)
+    rows = (3 * logits + 1)[:100], (3 * logits + 1)[100:]
+    found = calibrate({1.0: rows}, [y[:100], y[100:]]).correction
+    assert float(found["scale"]) == pytest.approx(float(scale))
+    assert found["bias"].tolist() == pytest.approx(bias.tolist(), abs=1e-6)
+    assert bias.abs().max() > 0.01
+
+
+def test_logits_that_are_right_stay_as_they_are() -> None:
+    scale, bias = fit_scale_and_bias(*sharp_logits(5000, [0.25] * 4))
+    assert float(scale) == pytest.approx(1, rel=0.05)
+    assert bias.abs().max() < 0.1
+
+
+def test_a_class_that_no_client_has_keeps_a_finite_bias() -> None:
+    logits, y = sharp_logits(500, [0.5, 0.5])
+    _, bias = fit_scale_and_bias(torch.cat([logits, torch.ones(500, 1)], 1), y)
+    assert -8 < float(bias[2]) < -1
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e30])
+@pytest.mark.parametrize("right", [True, False])
+def test_logits_that_are_always_right_or_always_wrong_give_finite_numbers(
+    size: float, right: bool
+) -> None:
+    y = torch.arange(40) % 4
+    logits = size * torch.eye(4, dtype=EXACT)[y if right else (y + 1) % 4]
+    found = calibrate({1.0: [logits]}, [y])
+    assert all(torch.isfinite(t).all() for t in found.correction.values())
+    assert not right or float(found.accuracies) == 100
+
+
+def test_logits_that_are_not_finite_teach_nothing() -> None:
+    logits, y = sharp_logits(60, [0.4, 0.3, 0.3])
+    broken = torch.full((4, 3), math.nan, dtype=EXACT)
+    broken[2:] = math.inf
+    one = calibrate({1.0: [logits]}, [y])
+    two = calibrate({1.0: [logits, broken]}, [y, torch.tensor([0, 1, 2, 1])])
+    assert torch.equal(one.correction["scale"], two.correction["scale"])
+    assert torch.equal(one.correction["bias"], two.correction["bias"])
+    none = calibrate({1.0: [broken]}, [torch.tensor([0, 1, 2, 1])])
+    assert float(none.correction["scale"]) == 1
+    assert (none.correction["bias"] == 0).all()
+
+
+def test_points_and_clients_without_labels_change_no_fit_but_points_count_for_shares() -> None:
+    logits, y = sharp_logits(40, [0.7, 0.2, 0.1])
+    stranger, _ = sharp_logits(9, [0.1, 0.1, 0.8], seed=1)
+    alone = calibrate({1.0: [logits]}, [y])
+    both = calibrate({1.0: [stranger, logits]}, [torch.full((9,), -1), y])
+    assert all(torch.equal(alone.correction[n], both.correction[n]) for n in alone.correction)
+    assert torch.equal(alone.accuracies, both.accuracies)
+    partly = calibrate(
+        {1.0: [torch.cat([logits, stranger])]}, [torch.cat([y, torch.full((9,), -1)])]
+    )
+    assert torch.equal(alone.correction["bias"], partly.correction["bias"])
+
+
+def test_clients_of_one_point_and_of_many_are_each_counted_once() -> None:
+    logits, y = sharp_logits(31, [0.6, 0.4])
+    found = calibrate({1.0: [logits[:1], logits[1:]]}, [y[:1], y[1:]])
+    assert found.accuracies.shape == (2,)
+    assert float(found.accuracies[0]) in (0, 100)
+    share = float(found.accuracies[1]) * 30 / 100
+    assert share == pytest.approx(round(share), abs=1e-9)
+
+
+def test_among_equals_the_least_correction_is_taken() -> None:
+    y = torch.arange(12) % 3
+    sure = 30 * torch.eye(3, dtype=EXACT)[y]
+    found = calibrate({move: [sure] for move in MOVES}, [y]).correction
+    assert [float(found[n]) for n in ("move", "strength", "sparsity")] == [0, 0, 0]
+
+
+def test_the_move_with_the_best_accuracy_is_taken() -> None:
+    logits, y = sharp_logits(200, [0.4, 0.3, 0.3])
+    better = logits + 3 * torch.eye(3, dtype=EXACT)[y]
+    found = calibrate({0.0: [logits], 0.5: [better], 1.0: [logits]}, [y])
+    assert float(found.correction["move"]) == 0.5
+    assert found.accuracies.mean() > calibrate({0.0: [logits]}, [y]).accuracies.mean()
+
+
+def hidden_in_noise(number: int, points: int) -> ClientData:
+    """A client whose images are mostly noise."""
+    plain = client(number, points)
+    draw = Stream(13).child("noise", number)
+    noise = torch.from_numpy(draw.integers(plain.x.numel(), 256)).reshape(plain.x.shape)
+    return replace(plain, x=(0.15 * plain.x + 0.85 * noise).to(torch.uint8))
+
+
+def two_class_clients() -> list[ClientData]:
+    """Each with two of four classes, of different sizes; some labels are missing."""
+    found = []
+    for number, points in enumerate((40, 25, 31, 1, 18, 12)):
+        whole = hidden_in_noise(4 * number, 160)
+        assert whole.y is not None
+        rows = torch.isin(whole.y, torch.tensor([number % 4, (number + 1) % 4])).nonzero()[:, 0]
+        y = whole.y[rows[:points]].clone()
+        y[: points // 5] = -1
+        found.append(ClientData(whole.x[rows[:points]], y, str(number)))
+    return [*found, client(90, 15, labeled=False)]
+
+
+@cache
+def weak_model() -> Weights:
+    """FedAvg's, which is often wrong."""
+    m, data = method("fedavg", EXACT), batch(hidden_in_noise(80, 300), 300)
+    theta = doubles(m)
+    for _ in range(20):
+        slope = grad(m.loss)(theta, data, theta)
+        theta = {n: w - 0.03 * slope[n] for n, w in theta.items()}
+    return {n: w.float() for n, w in theta.items()}
+
+
+@pytest.mark.parametrize("name", ["flowdup-corrected", "flowdup-plus"])
+@pytest.mark.parametrize("kind", ["sequential", "batched"])
+def test_the_accuracy_that_is_promised_is_the_one_that_engines_give(name: str, kind: str) -> None:
+    context = MethodContext("cnn-small", SPEC, STREAM, "cpu", EXACT, start=weak_model())
+    m = MethodConfig.from_table(METHODS[name]).build(context)
+    psi, clients = doubles(m), two_class_clients()
+    runner = engine(kind, m, "float64", ClientConfig(), clients)
+    labeled = [c for c in clients if c.labeled]
+    logits = {}
+    for move in MOVES:
+        plain = {n: t.to(EXACT) for n, t in uncorrected(SPEC.classes, move).items()}
+        logits[move] = transductive_logits(runner, psi | prefixed("correction.", plain), labeled)
+    found = calibrate(logits, [c.y for c in labeled if c.y is not None])
+    correction = {n: t.to(EXACT) for n, t in found.correction.items()}
+    assert correction["strength"] > 0
+    given = transductive_accuracy(runner, psi | prefixed("correction.", correction), clients)
+    assert given.mean == pytest.approx(float(found.accuracies.mean()), abs=1e-9)
+    without = {n: t.to(EXACT) for n, t in uncorrected(SPEC.classes).items()}
+    before = transductive_accuracy(runner, psi | prefixed("correction.", without), clients)
+    assert before.mean is not None
+    assert given.mean is not None
+    assert given.mean > before.mean
