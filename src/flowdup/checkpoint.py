@@ -65,7 +65,7 @@ def checkpoint_in(folder: Path) -> Path:
 def save_checkpoint(
     folder: Path, spec: FederationSpec, state: ServerState, origin: RunOrigin | None = None
 ) -> None:
-    if not all(map(all_finite, (state.psi, state.optimizer, state.average))):
+    if not all(map(all_finite, (state.psi, state.optimizer, state.average, state.correction))):
         raise TrainingError(
             f"training diverged by round {state.round}, which is not saved: lower "
             "client.optimizer.lr or server.optimizer.lr"
