@@ -26,6 +26,14 @@ class MethodContext:
     most_weights: int = 0  # that a network may have; 0: as many as memory allows
     start: Weights | None = None  # a model's weights to begin from; None: drawn by the seed
 
+    def __post_init__(self) -> None:
+        shapes = {n: tuple(w.shape) for n, w in (self.start or {}).items()}
+        if shapes and shapes != self.f.shapes:
+            raise ConfigError(
+                f"the weights to begin from do not fit the model '{self.model}' as it is defined "
+                "here: begin from weights of this model"
+            )
+
     @cached_property
     def f(self) -> Network:
         return self.network(self.model, self.spec.classes)
