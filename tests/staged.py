@@ -27,3 +27,17 @@ def staged(**changes: Any) -> Config:
 
 def train(config: Config, out: Path, resume: bool = False) -> list[dict[str, Any]]:
     return list(train_run(config, out, resume, population()))
+
+
+def shaky(rounds: int = 6, **changes: Any) -> Config:
+    """FedAvg at far too high a rate, evaluated in every round: the first is the best."""
+    table = {
+        "seed": 3,
+        "model": "mlp",
+        "method": {"name": "fedavg"},
+        "client": {"batch_size": 10, "optimizer": {"lr": 2.0}},
+        "server": {"rounds": rounds, "cohort": 3, "optimizer": {"name": "sgd", "lr": 1.0}},
+        "engine": {"device": "cpu"},
+        "run": {"evaluate_every": 1},
+    }
+    return read_config(table | changes)
