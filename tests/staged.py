@@ -8,7 +8,7 @@ from small import METHODS, population
 from flowdup import Config, read_config, train_run
 
 FIRST = {"method": {"name": "fedavg", "correction": "em"}, "server": {"rounds": 3}}
-SECOND = {"method": METHODS["ld-fedavg"], "server": {"rounds": 3, "averaging": 0.5}}
+SECOND = {"method": {"name": "fedavg"}, "server": {"rounds": 3, "averaging": 0.5}}
 TABLE: dict[str, Any] = {
     "model": "mlp",
     "method": METHODS["flowdup-corrected"],
@@ -21,7 +21,7 @@ TABLE: dict[str, Any] = {
 
 
 def staged(**changes: Any) -> Config:
-    """FedAvg, LD-FedAvg and FLowDUP, with corrections and averages: 3, 3 and 4 rounds."""
+    """FedAvg twice and FLowDUP, with corrections and averages: 3, 3 and 4 rounds."""
     return read_config(TABLE | changes)
 
 

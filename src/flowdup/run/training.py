@@ -15,7 +15,12 @@ from flowdup.checkpoint import (
 from flowdup.config import Config
 from flowdup.data import Population, load_population
 from flowdup.engines import Roster
-from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
+from flowdup.engines.distributed import (
+    any_process,
+    connect_processes,
+    is_main_process,
+    wait_for_all,
+)
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.methods import METHODS, Method
 from flowdup.random import Stream
@@ -56,6 +61,7 @@ def train_run(
         if writes and not exists:  # not before: what is refused leaves no folder behind
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
+        connect_processes(config.engine.torch_device())
         wait_for_all()  # nobody reads before the folder is locked
         progress = _start(folder, config, population, fresh)
         if writes:
