@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from crafted import change_tensors
 from small import SPEC, population
 from staged import shaky, train
 
@@ -58,6 +59,24 @@ def test_the_best_round_is_what_models_are_made_of_and_scored(
     told = transductive_accuracy(simulation.engine, state.deployed, population().validation)
     assert told.mean == rows[best - 1]["validation_accuracy"]
     assert same(load(out).psi, state.psi)
+
+
+def test_the_average_of_psi_is_what_is_evaluated_and_made_models_of(tmp_path: Path) -> None:
+    """psi itself may be anything."""
+    server = {"rounds": 3, "cohort": 3, "averaging": 0.9}
+    train(shaky(server=server, run={"keep": "last"}), tmp_path)
+    average = load_checkpoint(tmp_path / "checkpoint")[1].average
+    assert same(load(tmp_path).psi, average)
+    found = evaluate_run(tmp_path, population())["metrics"]
+
+    def forget(tensors: Params) -> None:
+        for name, tensor in tensors.items():
+            if name.startswith("psi/"):
+                tensor.zero_()
+
+    change_tensors(tmp_path / "checkpoint", forget)
+    assert same(load(tmp_path).psi, average)
+    assert evaluate_run(tmp_path, population())["metrics"] == found
 
 
 def test_the_last_round_is_saved_whether_it_is_the_best_or_not(

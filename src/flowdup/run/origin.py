@@ -110,9 +110,10 @@ def _origin(folder: RunFolder) -> RunOrigin:
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if not prefix and key == "before":  # by stages
-            value = {str(number): stage for number, stage in enumerate(value, 1)}
-        if isinstance(value, Mapping):
+        if not prefix and key == "before":
+            for number, stage in enumerate(value, 1):
+                yield from _flat(stage, f"{key}.{number}.")
+        elif isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
