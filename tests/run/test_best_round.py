@@ -1,5 +1,7 @@
 """The round to keep: the best on validation clients or the last, and when to stop."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,22 @@ def test_a_run_ends_when_it_got_no_better_for_long_enough_and_stays_ended(tmp_pa
     assert RunFolder(tmp_path).read_metrics()[-1]["round"] == len(rows)
     more = train(shaky(run={"evaluate_every": 1}), tmp_path, resume=True)  # unless told otherwise
     assert [row["round"] for row in more] == list(range(len(rows) + 1, 7))
+
+
+def test_a_run_has_reached_its_best_round_before_that_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system is asked: a kill between the two leaves a run that knows what to save."""
+    replace, seen = os.replace, list[tuple[str, int]]()
+
+    def watched(source: Path, target: Path) -> None:
+        if target.name == "checkpoint.json":
+            seen.append((target.parent.name, json.loads(Path(source).read_text())["round"]))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    train(shaky(2, run={"evaluate_every": 1, "checkpoint_every": 1}), tmp_path)
+    assert seen == [("checkpoint", 0), ("checkpoint", 1), ("best", 1), ("checkpoint", 2)]
 
 
 def test_without_validation_clients_the_last_round_counts(tmp_path: Path) -> None:

@@ -181,7 +181,11 @@ def before_replacing_best(number):
 
 for rounds in (1, 3, 5, 6, 9):  # inside of every stage and at both borders
     killed(lambda: None, home / str(rounds))
-for number in (1, 4, 5):  # before the tensors or the header of a better round
+best, saves = {}, 0
+for row in work.rows:
+    if row.get("validation_accuracy", -1) > best.get(row["stage"], -1):
+        best[row["stage"]], saves = row["validation_accuracy"], saves + 1
+for number in (1, 4, 2 * saves - 1, 2 * saves):  # before the tensors or the header of a best round
     killed(lambda: before_replacing_best(number), home / f"best-{number}")
 print(found)
 """
