@@ -34,8 +34,8 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-def tensors(run: Path) -> dict[str, bytes]:
-    (path,) = (run / "checkpoint").glob("*.safetensors")
+def tensors(run: Path, checkpoint: str = "checkpoint") -> dict[str, bytes]:
+    (path,) = (run / checkpoint).glob("*.safetensors")
     return {name: t.numpy().tobytes() for name, t in load_file(path).items()}
 
 

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from small import METHODS, SPEC, STREAM, method, population
 
 from flowdup import load, read_config, train_run
+from flowdup.calibration import uncorrected
 from flowdup.checkpoint import (
     FederationSpec,
     load_checkpoint,
+    remove_checkpoint,
     remove_old_tensors,
     save_checkpoint,
 )
@@ -27,7 +29,7 @@ from flowdup.errors import CheckpointError, FlowdupError, TrainingError
 from flowdup.methods import MethodConfig
 from flowdup.random import philox
 from flowdup.run import Simulation
-from flowdup.server import ServerConfig, ServerState, initial_state
+from flowdup.server import BestRound, ServerConfig, ServerState, initial_state
 
 FLOWDUP = method("flowdup")
 TABLE = MethodConfig.from_table(METHODS["flowdup"]).table()
@@ -56,6 +58,39 @@ def test_a_checkpoint_reads_back_as_it_was(saved: Path) -> None:
     specification, loaded = load_checkpoint(saved)
     assert specification == SPECIFICATION
     assert same(loaded, state())
+
+
+def test_averages_corrections_starts_and_the_best_round_read_back_as_they_were(
+    tmp_path: Path,
+) -> None:
+    base = state()
+    whole = replace(
+        base,
+        average={n: p + 1 for n, p in base.psi.items()},
+        correction=uncorrected(SPEC.classes, 0.5),
+        stage=2,
+        began=1,
+        best=BestRound(2, 61.25, 1),
+        start=FLOWDUP.f.init(STREAM),
+    )
+    save_checkpoint(tmp_path, SPECIFICATION, whole)
+    loaded = load_checkpoint(tmp_path)[1]
+    assert same(loaded, whole)
+    assert (loaded.stage, loaded.began, loaded.best) == (2, 1, BestRound(2, 61.25, 1))
+    for name in ("average", "correction", "start"):
+        stored, wanted = getattr(loaded, name), getattr(whole, name)
+        assert stored.keys() == wanted.keys() and stored
+        assert all(torch.equal(stored[n], t) for n, t in wanted.items())
+
+
+def test_a_removed_checkpoint_leaves_what_else_is_in_its_folder(saved: Path) -> None:
+    (saved / "notes.txt").write_text("mine")
+    remove_checkpoint(saved)
+    assert [p.name for p in saved.iterdir()] == ["notes.txt"]
+    (saved / "notes.txt").unlink()
+    remove_checkpoint(saved)
+    remove_checkpoint(saved)
+    assert not saved.exists()
 
 
 def test_a_setting_younger_than_a_checkpoint_has_its_default(tmp_path: Path) -> None:

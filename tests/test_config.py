@@ -85,6 +85,10 @@ def test_a_wrong_value_is_answered_with_what_is_wanted(text: str, message: str) 
         "server.lr_decay_fraction=2.0",
         "engine.clients_at_once=-1",
         "run.evaluate_every=0",
+        "run.keep=first",
+        "run.patience=-1",
+        "server.averaging=1.0",
+        "method.correction=me",
     ],
 )
 def test_a_senseless_value_is_refused_before_anything_runs(text: str) -> None:
@@ -184,3 +188,76 @@ def test_a_hostile_setting_is_one_short_sentence(text: str) -> None:
     with pytest.raises(ConfigError) as found:
         load_config("digits", [text])
     assert len(str(found.value)) < 600
+
+
+STAGED = """
+seed = 3
+[method]
+name = "flowdup"
+regularization = 0.5
+[client]
+batch_size = 7
+[server]
+rounds = 5
+cohort = 9
+[[before]]
+method = {name = "fedavg"}
+server = {rounds = 2}
+[[before]]
+method = {regularization = 0.1}
+client = {epochs = 3}
+"""
+
+
+def test_a_stage_is_the_last_one_with_what_differs() -> None:
+    config = read_config(tomllib.loads(STAGED))
+    first, second, last = config.stages
+    assert config.rounds == 2 + 5 + 5
+    assert [s.method.name for s in config.stages] == ["fedavg", "flowdup", "flowdup"]
+    assert (first.server.rounds, first.server.cohort, first.client.batch_size) == (2, 9, 7)
+    assert (second.client.epochs, last.client.epochs) == (3, 1)
+    assert (second.method.settings.regularization, last.method.settings.regularization) == (
+        0.1,
+        0.5,
+    )
+    assert all(s.seed == 3 and s.before == () for s in config.stages)
+
+
+def test_stages_read_back_as_themselves() -> None:
+    config = read_config(tomllib.loads(STAGED))
+    assert read_config(tomllib.loads(to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ({}, r"'before' must be a list of tables, \[\[before\]\] each"),
+        ("fedavg", "'before' must be a list of tables"),
+        ([3], r"\[\[before\]\] number 1: 'before' must be a table of settings, not 3"),
+        ([{}, {"data": {}}], r"\[\[before\]\] number 2: unknown setting 'data'"),
+        ([{"seed": 1}], r"number 1: unknown setting 'seed'"),
+        ([{"before": []}], r"number 1: unknown setting 'before'"),
+        ([{"server": {"rouns": 1}}], r"number 1: .*did you mean 'server.rounds'"),
+        (
+            [{}, {}, {"server": {"rounds": 0}}],
+            r"number 3: setting 'server.rounds' must be at least 1",
+        ),
+        ([{"method": {"name": "fedavg", "regularization": 1.0}}], r"number 1: unknown setting 'me"),
+        ([{"method": {"name": "fedavgg"}}], r"number 1: .*did you mean 'fedavg'"),
+        ([{"client": 3}], r"number 1: 'client' must be a table of settings"),
+        ([{"method": 3}], r"number 1: 'method' must be a table of settings"),
+    ],
+)
+def test_a_senseless_stage_is_named(before: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as found:
+        read_config(tomllib.loads(STAGED) | {"before": before})
+    assert len(str(found.value)) < 600
+
+
+def test_the_settings_of_the_last_stages_method_do_not_carry_over_to_another() -> None:
+    table = tomllib.loads(STAGED)
+    table["method"] = {"name": "fedprox", "mu": 0.3}
+    table["before"] = [{"method": {"name": "fedavg"}}, {"method": {"name": "fedprox"}}]
+    first, second, _ = read_config(table).stages
+    assert first.method.table().keys() == {"name", "correction"}
+    assert second.method.settings.mu == 0.3

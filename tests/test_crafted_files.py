@@ -5,6 +5,7 @@ import os
 import shutil
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from crafted import change_header, change_tensors, seal, table_of, with_table, w
 from crafted import write_tensors as write
 from safetensors.torch import save
 from small import METHODS, SPEC, client, population
+from staged import staged
 
 import flowdup
-from flowdup.checkpoint import load_checkpoint
+from flowdup.calibration import uncorrected
+from flowdup.checkpoint import load_checkpoint, save_checkpoint
 from flowdup.errors import CheckpointError
 from flowdup.memory import memory_limit
 from flowdup.run import Simulation
@@ -143,6 +146,13 @@ CHANGES = {
         values=([61], [-60], [60.0], [True], [HUGE], [LONG], [[60]], "60", None, {}, [60, 1]),
     )
     + [drop(*FEDERATION, "shapes", "psi/psi_r"), put(*FEDERATION, "shapes", "psi/more", to=[3])],
+    "stage": puts("stage", values=(None, 3, [], {}))
+    + puts("stage", "number", values=(None, -1, True, 1.5, "0", LONG))
+    + puts("stage", "began", values=(None, -1, 2, HUGE, LONG, "0")),
+    "best": puts("best", values=(3, [], {}, "1", True))
+    + puts("best", "round", values=(None, 0, 2, -1, 1.0, LONG))
+    + puts("best", "accuracy", values=(None, "x", LONG, True, [], 1e400))
+    + puts("best", "misses", values=(None, -1, 0.5, LONG)),
     "theta": puts(*FEDERATION, "shapes", "theta/1.weight", values=([64, 65], [HUGE, HUGE], [])),
 }
 
@@ -421,3 +431,77 @@ def test_another_projects_weights_are_refused(tmp_path: Path) -> None:
 def test_the_seal_here_is_the_checkpoints(folder: Path) -> None:
     path = folder / "checkpoint.json"
     assert seal(json.loads(path.read_bytes())) == path.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def trained_in_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stages")
+    list(flowdup.train_run(staged(), path, population=population()))
+    return path
+
+
+@pytest.fixture
+def last_stage(trained_in_stages: Path, tmp_path: Path) -> Path:
+    """A checkpoint with all groups of tensors."""
+    shutil.copytree(trained_in_stages / "checkpoint", tmp_path / "last")
+    return tmp_path / "last"
+
+
+OPTIONAL: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    "an average missing": lambda t: t.pop("average/psi_r"),
+    "an average of another shape": lambda t: t.update({"average/psi_r": torch.zeros(61)}),
+    "an average of more": lambda t: t.update({"average/more": torch.zeros(3)}),
+    "an average that is infinite": lambda t: t["average/psi_r"].fill_(torch.inf),
+    "a correction without its bias": lambda t: t.pop("correction/bias"),
+    "a correction of more classes": lambda t: t.update({"correction/bias": torch.zeros(5)}),
+    "a correction of more": lambda t: t.update({"correction/evil": torch.zeros(())}),
+    "a correction that is NaN": lambda t: t["correction/scale"].fill_(torch.nan),
+    "a start without a weight": lambda t: t.pop("start/1.weight"),
+    "a start of another shape": lambda t: t.update({"start/1.weight": torch.zeros(2, 2)}),
+    "a start of more": lambda t: t.update({"start/more": torch.zeros(3)}),
+    "a start of whole numbers": lambda t: t.update(
+        {"start/1.weight": torch.zeros(t["start/1.weight"].shape, dtype=torch.int64)}
+    ),
+    "a start that is infinite": lambda t: t["start/1.bias"].fill_(torch.inf),
+    "a group of a new name": lambda t: t.update({"ending/x": torch.zeros(3)}),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONAL)
+def test_averages_corrections_and_starts_other_than_described_are_one_sentence(
+    kind: str, last_stage: Path
+) -> None:
+    flowdup.load(last_stage)
+    change_tensors(last_stage, lambda t: (OPTIONAL[kind](t), None)[1])
+    assert "restore the folder" in refused(last_stage)
+
+
+def test_a_start_that_fits_its_description_and_no_model_is_one_sentence(last_stage: Path) -> None:
+    """The header, its seal and the tensors agree with each other, and with nothing else."""
+    change_tensors(last_stage, lambda t: (t.pop("start/1.weight"), None)[1])
+    change_header(last_stage, drop(*FEDERATION, "shapes", "theta/1.weight"))
+    load_checkpoint(last_stage)  # consistent in itself
+    assert "do not fit the model" in refused(last_stage)
+
+
+def test_a_start_that_was_taken_away_is_one_sentence(last_stage: Path) -> None:
+    def forget(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.startswith("start/")]:
+            del tensors[name]
+
+    change_tensors(last_stage, forget)
+    assert "another expansion" in refused(last_stage)
+
+
+def test_states_that_the_settings_know_nothing_of_are_not_trained_on(
+    folder: Path, last_stage: Path, tmp_path: Path
+) -> None:
+    """An average that nobody asked for, a correction of a method without, a stage too many."""
+    simulation, state = Simulation.resume(flowdup.read_config(TABLE), folder, population())
+    for change in ({"average": state.psi}, {"correction": uncorrected(SPEC.classes)}):
+        save_checkpoint(tmp_path / "more", simulation.federation, replace(state, **change))
+        with pytest.raises(CheckpointError, match="another server optimizer or method"):
+            simulation.load_state(tmp_path / "more")
+    change_header(last_stage, put("stage", "number", to=3))
+    with pytest.raises(CheckpointError, match="of a stage that the settings do not have"):
+        Simulation.resume(staged(), last_stage, population())

@@ -206,3 +206,44 @@ def test_what_is_broadcast_may_have_any_shape_but_no_name_of_something_else(
                 initial_state(ServerConfig(), odd, Stream(0), torch.device("cpu"), torch.float32)
     finally:
         METHODS.unregister("told")
+
+
+def averages(share: float, rounds: int) -> tuple[list[Params], list[Params]]:
+    """psi and its average after every round."""
+    fedavg = method("fedavg", torch.float64)
+    config = ServerConfig(rounds=rounds, cohort=3, averaging=share)
+    start = initial_state(config, fedavg, STREAM, torch.device("cpu"), torch.float64)
+    ours = engine("batched", fedavg, "float64", ClientConfig(batch_size=10))
+    states = [r.state for r in train(config, fedavg, ours, start, STREAM)]
+    assert all(s.deployed is not s.psi for s in states)
+    return [start.psi, *(s.psi for s in states)], [start.average, *(s.average for s in states)]
+
+
+def test_the_average_of_psi_is_the_plain_recursion() -> None:
+    """It follows psi at first: round / (round + 10) of it stays, at most the share asked for."""
+    psi, average = averages(0.2, 4)
+    wanted = psi[0]
+    for number, (new, found) in enumerate(zip(psi[1:], average[1:], strict=True), 1):
+        stays = min(0.2, number / (number + 10))
+        wanted = {n: stays * w + (1 - stays) * new[n] for n, w in wanted.items()}
+        for name, mean in found.items():
+            torch.testing.assert_close(mean, wanted[name], rtol=1e-12, atol=1e-14)
+    assert any(not torch.equal(average[-1][n], p) for n, p in psi[-1].items())
+
+
+def test_a_stage_counts_its_rounds_and_its_rate_from_its_own_beginning() -> None:
+    """Cohorts are those of the run's rounds, steps those of the stage's."""
+    fedavg = method("fedavg", torch.float64)
+    config = ServerConfig(
+        rounds=2, cohort=3, lr_decay_fraction=1.0, optimizer=OptimizerConfig("sgd", 1.0)
+    )
+    ours = engine("batched", fedavg, "float64", ClientConfig(batch_size=10))
+    start = initial_state(config, fedavg, STREAM, torch.device("cpu"), torch.float64)
+    late = replace(start, round=7, began=7, stage=1)
+    numbers, states = zip(
+        *((r.state.round, r.state) for r in train(config, fedavg, ours, late, STREAM)), strict=True
+    )
+    assert numbers == (8, 9)
+    constant = replace(config, lr_decay_fraction=0.0)
+    full = next(train(constant, fedavg, ours, late, STREAM)).state
+    assert all(torch.equal(full.psi[n], p) for n, p in states[0].psi.items())  # the rate is 1

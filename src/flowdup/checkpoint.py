@@ -103,9 +103,11 @@ def remove_old_tensors(folder: Path) -> None:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint, its header first."""
+    """Delete a checkpoint, its header first, and its folder if nothing else is in there."""
     (folder / _HEADER).unlink(missing_ok=True)
     _remove_tensors_but(folder, "")
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _remove_tensors_but(folder: Path, name: str) -> None:
@@ -147,7 +149,8 @@ def check_state(state: ServerState, method: Method, config: ServerConfig) -> Non
         {n: s.shape for n, s in tensors.items()} for tensors in (at_start, state.method_state)
     )
     averages = bool(state.average) == bool(config.averaging)
-    if mine != stored or {*state.optimizer} != here or not averages:
+    corrects = method.is_corrected or not state.correction
+    if mine != stored or {*state.optimizer} != here or not averages or not corrects:
         raise CheckpointError(
             "the checkpoint holds the state of another server optimizer or method than the "
             f"settings name: {_REMEDY}"

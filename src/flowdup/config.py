@@ -82,14 +82,18 @@ def read_config(table: Table) -> Config:
     before = table.get("before", [])
     if not isinstance(before, list):
         raise ConfigError("'before' must be a list of tables, [[before]] each: the stages before")
-    return replace(config, before=tuple(_read_stage(last, stage) for stage in before))
+    stages = (_read_stage(last, stage, number) for number, stage in enumerate(before, 1))
+    return replace(config, before=tuple(stages))
 
 
-def _read_stage(last: Table, change: Any) -> Stage:
+def _read_stage(last: Table, change: Any, number: int) -> Stage:
     """The last stage with what differs in another."""
     own = {f.name for f in fields(Stage)}
     base = {key: value for key, value in last.items() if key in own}
-    stage: Stage = read_settings(Stage, merge(base, as_table(change, "before.")), "before.")
+    try:
+        stage: Stage = read_settings(Stage, merge(base, as_table(change, "before")))
+    except ConfigError as error:
+        raise ConfigError(f"in [[before]] number {number}: {error}") from None
     return stage
 
 

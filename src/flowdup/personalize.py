@@ -207,15 +207,15 @@ def _build_method(spec: FederationSpec, start: Weights, device: torch.device) ->
     """What a checkpoint describes, with no network larger than the shapes that it names."""
     sizes = {n: math.prod(shape) for n, shape in spec.shapes.items()}
     kinds = [sum(s for n, s in sizes.items() if n.startswith(k)) for k in ("psi/", "theta/")]
-    context = MethodContext(
-        spec.model,
-        spec.inputs,
-        Stream(spec.seed),
-        device,
-        most_weights=max(*kinds, _MOST_UNNAMED),
-        start=start,
-    )
     try:
+        context = MethodContext(
+            spec.model,
+            spec.inputs,
+            Stream(spec.seed),
+            device,
+            most_weights=max(*kinds, _MOST_UNNAMED),
+            start=start,
+        )
         return MethodConfig.from_table(spec.method).build(context)
     except ConfigError as error:
         raise CheckpointError(

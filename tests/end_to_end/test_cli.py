@@ -91,7 +91,7 @@ def images(tmp_path: Path) -> Path:
 def test_train_leaves_a_complete_run_folder(run: Path) -> None:
     names = {p.name for p in run.iterdir()}
     files = {"config.toml", "clients.json", "metrics.jsonl", "report.html"}
-    assert names == files | {"checkpoint", "lock"}
+    assert names == files | {"best", "checkpoint", "lock"}
     listed = json.loads((run / "clients.json").read_text())
     assert [len(listed[group]) for group in ("train", "validation", "test")] == [20, 40, 6]
     assert all(len(c["images"]) == c["points"] == 40 and c["labeled"] for c in listed["train"])
@@ -205,7 +205,8 @@ def test_methods_are_listed_with_one_line_each() -> None:
     assert [line.split()[0] for line in lines] == [row["name"] for row in found]
     assert {"flowdup", "fedavg", "fedprox", "ld-fedavg", "fedtta"} <= {row["name"] for row in found}
     assert all(row["summary"] in line for row, line in zip(found, lines, strict=True))
-    assert [row["name"] for row in found if row["learns_unlabeled"]] == ["flowdup"]
+    able = {row["name"] for row in found if row["learns_unlabeled"]}
+    assert able == {"flowdup", "flowdup-plus", "fedavg-pseudo"}
 
 
 def test_data_commands_list_and_verify_and_say_how_to_fetch(tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "did you mean 'server.rounds'" in refused_here(
         "train", "digits", "--set=server.round=1", "--out", out
     )
-    assert "use one of flowdup, fedavg" in refused_here(
+    assert "use one of flowdup, flowdup-plus, fedavg" in refused_here(
         "train", "digits", "--set=method.name=sorcery", "--out", out
     )
     assert "use one of digits, mnist" in refused_here(
@@ -361,9 +362,11 @@ def _floats(folder: Path) -> Path:
 def test_a_flipped_byte_in_a_checkpoint_stops_every_command(
     run: Path, images: Path, tmp_path: Path
 ) -> None:
-    (path,) = (run / "checkpoint").glob("*.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    """Models are made of the best round, and training goes on from the last."""
+    contents = {p: p.read_bytes() for p in run.glob("*/*.safetensors")}
+    assert len(contents) == 2
+    for path, whole in contents.items():
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     try:
         commands: list[list[str | Path]] = [
             ["evaluate", run],
@@ -373,7 +376,8 @@ def test_a_flipped_byte_in_a_checkpoint_stops_every_command(
         for command in commands:
             assert "truncated or was changed" in refused(*command)
     finally:
-        path.write_bytes(whole)
+        for path, whole in contents.items():
+            path.write_bytes(whole)
 
 
 def test_ones_own_clients_and_model_take_part(tmp_path: Path) -> None:

@@ -190,3 +190,23 @@ def test_a_grid_is_a_variant_for_every_combination_of_its_values(tmp_path: Path)
         found[1].variant,
         found[4].variant,
     ]
+
+
+def test_validation_accuracy_is_that_of_the_round_that_is_kept(
+    done: tuple[list[Job], Path],
+) -> None:
+    jobs, out = done
+    run = jobs[0].run
+    whole = run.metrics.read_text()
+    rows = [
+        row | {"validation_accuracy": 10.0 * row["round"], "validation_worst_decile": row["round"]}
+        for row in (json.loads(line) for line in whole.splitlines())
+    ]
+    kept = run.read_evaluation()["round"]
+    later = [*rows, rows[-1] | {"round": 3, "validation_accuracy": 1.0}]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in later))
+    try:
+        (row,) = collect(jobs, out)
+    finally:
+        run.metrics.write_text(whole)
+    assert row["validation"] == 10.0 * kept and row["validation_worst_decile"] == kept

@@ -96,12 +96,12 @@ def test_settings_are_in_the_checkpoint_if_config_toml_is_lost(run: RunFolder) -
 def test_a_run_that_lost_its_checkpoint_is_not_started_over(run: RunFolder, resume: bool) -> None:
     (run.checkpoint / "checkpoint.json").unlink()
     kept = ("metrics.jsonl", "clients.json", "config.toml")
-    for name in (*kept, "tensors"):
+    for name in (*kept, "checkpoint", "best"):
         left = {p.name: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
         with pytest.raises(CheckpointError, match="but no whole checkpoint: restore"):
             next(train_run(read_config(TABLE), run.path, resume, population()))
         assert {p.name: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == left
-        for path in [run.path / name] if name in kept else run.checkpoint.glob("*"):
+        for path in [run.path / name] if name in kept else (run.path / name).glob("*"):
             path.unlink()
     assert len(list(train_run(read_config(TABLE), run.path, resume, population()))) == 2
 

@@ -18,21 +18,21 @@ _STOPPED_AT = 4  # a round between two checkpoints
 
 def kills(works: list[Work], home: Path, wanted: int, processes: int) -> Result:
     """So many kills, two thirds of them at most inside writes; each run is resumed and compared."""
-    first = works[0]
+    first, last = works[0], works[-1]
     half_done = home / "half-done"
     _stop_after(first, half_done, _STOPPED_AT)
-    starts: dict[str, Path | None] = {"fresh": None, "resumed": half_done}
+    starts = {"fresh": (first, None), "resumed": (first, half_done), "stages": (last, None)}
     points = [
-        (name, start, point)
-        for name, start in starts.items()
-        for point in range(1, _count(first, start, home / f"count-{name}") + 1)
+        (name, point)
+        for name, (work, start) in starts.items()
+        for point in range(1, count_points(work, start, home / f"count-{name}") + 1)
     ]
     draw = random.Random(0)
     chosen = draw.sample(points, min(len(points), wanted * 2 // 3))
     cases: list[Callable[[], list[str]]] = []
-    for name, start, point in chosen:
-        folder = home / f"kill-{name}-{point}"
-        cases.append(partial(_killed_at, first, folder, start, point))
+    for name, point in chosen:
+        work, start = starts[name]
+        cases.append(partial(killed_at, work, home / f"kill-{name}-{point}", start, point))
     moments = wanted - len(chosen)
     for number in range(moments):
         work, when = works[number % len(works)], draw.random()
@@ -58,7 +58,7 @@ def _begin(folder: Path, start: Path | None) -> None:
         shutil.copytree(start, folder)
 
 
-def _count(work: Work, start: Path | None, folder: Path) -> int:
+def count_points(work: Work, start: Path | None, folder: Path) -> int:
     """How many points a run passes to its end."""
     _begin(folder, start)
 
@@ -71,7 +71,7 @@ def _count(work: Work, start: Path | None, folder: Path) -> int:
     return int(wait_for(*fork(counted))[1])
 
 
-def _killed_at(work: Work, folder: Path, start: Path | None, point: int) -> list[str]:
+def killed_at(work: Work, folder: Path, start: Path | None, point: int) -> list[str]:
     _begin(folder, start)
 
     def killed() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from processes import tensors
 from small import METHODS, population
+from staged import staged
 
 from flowdup import read_config, train_run
 from flowdup.config import Config
@@ -39,6 +40,16 @@ def configuration(method: str, engine: str, rounds: int = ROUNDS) -> Config:
     )
 
 
+def contents(folder: Path) -> dict[str, dict[str, bytes]]:
+    """The tensors of a run's checkpoints."""
+    return {f.name: tensors(folder, f.name) for f in folder.iterdir() if f.is_dir()}
+
+
+def rows_of(run: RunFolder) -> list[dict[str, Any]]:
+    """Of the metrics, what is the same in every run."""
+    return [{n: v for n, v in row.items() if n != "seconds"} for row in run.read_metrics()]
+
+
 def train(config: Config, folder: Path, stop: Callable[[], bool] | None = None) -> None:
     for _ in train_run(config, folder, resume=True, population=population(), stop=stop):
         pass
@@ -50,23 +61,20 @@ class Work:
 
     name: str
     config: Config
-    tensors: dict[str, bytes]
-    losses: list[float]
+    tensors: dict[str, dict[str, bytes]]  # of its checkpoints
+    rows: list[dict[str, Any]]  # of its metrics
     seconds: float
 
     def deviations(self, folder: Path) -> list[str]:
         """What of a finished run is not as it should be; the folder goes if all is well."""
         run, found = RunFolder(folder), list[str]()
-        rows = run.read_metrics()
-        if tensors(folder) != self.tensors:
+        if contents(folder) != self.tensors:
             found.append("other tensors")
-        if [row["round"] for row in rows] != list(range(1, ROUNDS + 1)):
-            found.append("other rounds in the metrics")
-        if run.count_rounds() != ROUNDS or [row["loss"] for row in rows] != self.losses:
+        if run.count_rounds() != len(self.rows) or rows_of(run) != self.rows:
             found.append("other metrics")
         if any(folder.rglob("*.tmp")):
             found.append("a temporary file is left")
-        if len(list(run.checkpoint.iterdir())) != 2:
+        if any(len(list(f.iterdir())) != 2 for f in folder.iterdir() if f.is_dir()):
             found.append("more than one checkpoint")
         if not found:
             shutil.rmtree(folder)
@@ -82,25 +90,30 @@ class Work:
 
 def prepare(home: Path) -> list[Work]:
     """Everything is imported and run once here, so that forked processes find it warm."""
-    torch.set_num_threads(1)  # a pool of threads would not survive a fork
     made = []
     for engine, method in (
         ("batched", "fedavg"),
         ("batched", "flowdup"),
         ("sequential", "fedprox"),
     ):
-        config, folder = configuration(method, engine), home / f"{engine}-{method}"
-        for _ in range(2):  # the second time warm
-            shutil.rmtree(folder, ignore_errors=True)
-            start = time.monotonic()
-            train(config, folder)
-        losses = [row["loss"] for row in RunFolder(folder).read_metrics()]
-        seconds = time.monotonic() - start
-        made.append(Work(f"{method} ({engine})", config, tensors(folder), losses, seconds))
+        config = configuration(method, engine)
+        made.append(undisturbed(f"{method} ({engine})", config, home / f"{engine}-{method}"))
+    made.append(undisturbed("stages", staged(), home / "stages"))
+    return made
+
+
+def undisturbed(name: str, config: Config, folder: Path) -> Work:
+    """A run from its beginning to its end; afterwards this process may fork."""
+    torch.set_num_threads(1)  # a pool of threads would not survive a fork
+    for _ in range(2):  # the second time warm
+        shutil.rmtree(folder, ignore_errors=True)
+        start = time.monotonic()
+        train(config, folder)
+    seconds = time.monotonic() - start
     gc.collect()
     while threading.active_count() > 1:
         time.sleep(0.01)
-    return made
+    return Work(name, config, contents(folder), rows_of(RunFolder(folder)), seconds)
 
 
 def fork(work: Callable[[], object]) -> tuple[int, int]:

@@ -32,6 +32,13 @@ def is_main_process() -> bool:
     return not is_distributed() or int(os.environ["RANK"]) == 0
 
 
+def connect_processes(device: torch.device) -> None:
+    """Let the processes of torchrun find each other, once; they can then wait for each other."""
+    if is_distributed() and not dist.is_initialized():
+        with _stdout_as_stderr():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+
 def wait_for_all() -> None:
     if is_distributed():
         dist.barrier()
@@ -62,9 +69,7 @@ class DistributedEngine:
     def __init__(self, engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
         self.engine, self.device, self.dtype = engine, device, dtype
         self.roster = engine.roster
-        if not dist.is_initialized():
-            with _stdout_as_stderr():
-                dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        connect_processes(device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def train(self, task: Task) -> Iterator[Reply]:

@@ -26,17 +26,29 @@ class MethodContext:
     most_weights: int = 0  # that a network may have; 0: as many as memory allows
     start: Weights | None = None  # a model's weights to begin from; None: drawn by the seed
 
+    def __post_init__(self) -> None:
+        shapes = {n: tuple(w.shape) for n, w in (self.start or {}).items()}
+        if shapes and shapes != self.f.shapes:
+            raise ConfigError(
+                f"the weights to begin from do not fit the model '{self.model}' as it is defined "
+                "here: begin from weights of this model"
+            )
+
     @cached_property
     def f(self) -> Network:
         return self.network(self.model, self.spec.classes)
 
     def start_here(self) -> Weights:
         """The weights to begin from, where the method runs; empty if there are none."""
-        return {n: w.to(self.device, self.dtype) for n, w in (self.start or {}).items()}
+        return {n: w.to(self.device, self.dtype) for n, w in self._ordered_start().items()}
 
     def init_model(self, stream: Stream) -> Weights:
         """The weights that f begins with."""
-        return dict(self.start) if self.start else self.f.init(stream)
+        return self._ordered_start() or self.f.init(stream)
+
+    def _ordered_start(self) -> Weights:
+        """In the model's order, whatever that of a file is: sums over parameters depend on it."""
+        return {n: self.start[n] for n in self.f.shapes} if self.start else {}
 
     def network(self, name: str, outputs: int) -> Network:
         """A network over the clients' inputs; an empty name means the model's."""

@@ -162,7 +162,9 @@ def _row(job: Job) -> dict[str, Any]:
             f"{job.run.evaluation} is of an older flowdup: run `flowdup evaluate {job.run.path}`"
         )
     transductive, held_out = (evaluation["metrics"][r] for r in ("transductive", "held_out"))
-    last, config = (job.run.read_metrics() or [{}])[-1], job.config
+    rows, config = job.run.read_metrics(), job.config
+    last = rows[-1] if rows else {}
+    kept = next((row for row in rows if row["round"] == evaluation["round"]), {})
     return {
         "variant": job.variant,
         "method": config.method.name,
@@ -176,8 +178,8 @@ def _row(job: Job) -> dict[str, Any]:
         "worst_decile": transductive["accuracy"]["worst_decile"],
         "held_out": held_out["accuracy"]["mean"],
         "held_out_worst_decile": held_out["accuracy"]["worst_decile"],
-        "validation": last.get("validation_accuracy"),
-        "validation_worst_decile": last.get("validation_worst_decile"),
+        "validation": kept.get("validation_accuracy"),
+        "validation_worst_decile": kept.get("validation_worst_decile"),
         **_means(transductive, ""),
         **_means(held_out, "held_out_"),
         "seconds": last.get("seconds"),
@@ -197,8 +199,8 @@ def summarize(rows: list[dict[str, Any]], out: Path) -> dict[str, dict[str, Any]
 
     The top level is accuracy on test clients in the transductive reading, in percent; the other
     columns of `collect` that measure stand under their names.  `validation`, for tuning, is the
-    accuracy on validation clients after the last round; `cost` is per client, and per round where
-    it is of training.
+    accuracy on validation clients after the round that is kept; `cost` is per client, and per round
+    where it is of training.
     """
     summary: dict[str, dict[str, Any]] = {}
     for variant in dict.fromkeys(row["variant"] for row in rows):

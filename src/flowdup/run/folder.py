@@ -92,6 +92,7 @@ class RunFolder:
         if self.started:
             return
         later = sorted(self.checkpoint.glob("round-[1-9]*.safetensors"))
+        later += [self.best] if has_checkpoint(self.best) else []
         left = [p for p in (self.config, self.clients, self.metrics, *later) if p.exists()]
         if left:
             raise CheckpointError(

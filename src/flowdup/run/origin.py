@@ -17,7 +17,7 @@ from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.run.folder import RunFolder
 from flowdup.settings import plain
 
-_MAY_DIFFER = ("engine.", "run.", "data.path", "start")  # checkpoints have digests or contents
+_MAY_DIFFER = ("engine.", "run.", "data.path")  # of data, checkpoints have digests
 
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:
@@ -26,13 +26,11 @@ def origin_of(config: Config, listing: bytes) -> RunOrigin:
 
 def with_absolute_paths(config: Config) -> Config:
     """The same with absolute paths, so that they mean the same from any folder."""
-    data = replace(config.data, path=_absolute(config.data.path))
-    return replace(config, data=data, start=_absolute(config.start))
-
-
-def _absolute(text: str) -> str:
-    """What exists; a source of one's own may mean something else by its path."""
-    return str(Path(text).absolute()) if text and Path(text).exists() else text
+    path, start = config.data.path, config.start
+    if path and Path(path).exists():  # a source of one's own may mean something else by its path
+        path = str(Path(path).absolute())
+    start = str(Path(start).absolute()) if start else ""
+    return replace(config, data=replace(config.data, path=path), start=start)
 
 
 def stored_config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
@@ -112,7 +110,10 @@ def _origin(folder: RunFolder) -> RunOrigin:
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if not prefix and key == "before":
+            for number, stage in enumerate(value, 1):
+                yield from _flat(stage, f"{key}.{number}.")
+        elif isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -15,9 +15,14 @@ from flowdup.checkpoint import (
 from flowdup.config import Config
 from flowdup.data import Population, load_population
 from flowdup.engines import Roster
-from flowdup.engines.distributed import any_process, is_main_process, wait_for_all
+from flowdup.engines.distributed import (
+    any_process,
+    connect_processes,
+    is_main_process,
+    wait_for_all,
+)
 from flowdup.errors import CheckpointError, ConfigError
-from flowdup.methods import METHODS
+from flowdup.methods import METHODS, Method
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
@@ -52,12 +57,11 @@ def train_run(
         if population is None:
             population = load_population(config.data, Stream(config.seed).child("data"))
         fresh = None if folder.started else Simulation(config, population, stage=0)
-        for stage in config.stages:
-            learns_unlabeled = METHODS[stage.method.name].method.learns_unlabeled
-            check_roster(stage.server, learns_unlabeled, Roster.of(population.train))
+        _check_stages(config, population)
         if writes and not exists:  # not before: what is refused leaves no folder behind
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
+        connect_processes(config.engine.torch_device())
         wait_for_all()  # nobody reads before the folder is locked
         progress = _start(folder, config, population, fresh)
         if writes:
@@ -167,6 +171,22 @@ def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
         )
     if folder.started:
         check_settings(folder, config)
+
+
+def _check_stages(config: Config, population: Population) -> None:
+    """Refuse, before the first is trained, stages that cannot follow each other or have no clients.
+
+    Beware: whether a method can be made with what a stage has learned is only known then.
+    """
+    stages, roster = config.stages, Roster.of(population.train)
+    for number, stage in enumerate(stages, 1):
+        method = METHODS[stage.method.name].method
+        check_roster(stage.server, method.learns_unlabeled, roster)
+        if number < len(stages) and method.global_model is Method.global_model:
+            raise ConfigError(
+                f"in [[before]] number {number}: method '{stage.method.name}' learns no model for "
+                "everyone, from which the next stage could begin: make it the last stage"
+            )
 
 
 def _start(

@@ -1,0 +1,134 @@
+"""Where a run begins: from another run or a model file, if they fit."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import SPEC, client, population
+from staged import shaky, train
+
+from flowdup import Population, evaluate_run, load, train_run
+from flowdup.data import ClientData, InputSpec
+from flowdup.errors import CheckpointError, ConfigError
+from flowdup.models import Weights
+from flowdup.personalize import PersonalModel
+from flowdup.run import Simulation
+from flowdup.run.start import load_start
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to begin from, of another seed."""
+    out = tmp_path_factory.mktemp("other")
+    train(shaky(2, seed=4), out)
+    return out
+
+
+def begins_at(config: Any, people: Population | None = None) -> Weights:
+    return Simulation(config, people or population(), stage=0).initial_state().psi
+
+
+def equal(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], w) for n, w in b.items())
+
+
+def test_a_run_begins_with_what_another_has_kept(other: Path) -> None:
+    learned = load(other).psi
+    assert equal(begins_at(shaky(start=str(other))), learned)
+    assert not equal(begins_at(shaky()), learned)
+
+
+def test_a_run_begins_from_a_model_file(other: Path, tmp_path: Path) -> None:
+    model = load(other).personalize(client(30, 5).x)
+    model.save(tmp_path / "me.safetensors")
+    started = begins_at(shaky(start=str(tmp_path / "me.safetensors")))
+    assert equal(started, {n: p.detach() for n, p in model.module.named_parameters()})
+
+
+def test_what_a_run_began_from_may_be_gone_when_it_goes_on(other: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "other"
+    shutil.copytree(other, copy)
+    config = shaky(start=str(copy))
+    assert len(train(replace(config, server=shaky(2).server), tmp_path / "run")) == 2
+    shutil.rmtree(copy)
+    rest = train(config, tmp_path / "run", resume=True)
+    whole = train(replace(config, start=str(other)), tmp_path / "whole")
+    assert [row["loss"] for row in rest] == [row["loss"] for row in whole[2:]]
+    assert evaluate_run(tmp_path / "run", population())["cost"]["bytes_once"] > 0
+
+
+def test_a_run_does_not_go_on_as_if_it_had_begun_elsewhere(other: Path, tmp_path: Path) -> None:
+    train(shaky(1), tmp_path)
+    with pytest.raises(ConfigError, match=r"start is .* in the settings given and \"\" in the"):
+        train(shaky(2, start=str(other)), tmp_path, resume=True)
+
+
+def test_a_relative_start_means_the_same_from_any_folder(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(other.parent)
+    train(shaky(1, start=other.name), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert len(train(shaky(2, start=str(other)), tmp_path / "run", resume=True)) == 1
+
+
+OTHERS = {
+    "model": ("cnn-small", SPEC),
+    "shape": ("mlp", replace(SPEC, shape=(1, 4, 16))),
+    "classes": ("mlp", replace(SPEC, classes=5)),
+    "mean": ("mlp", replace(SPEC, mean=(0.5,))),
+    "std": ("mlp", replace(SPEC, std=(0.5,))),
+    "dtype": ("mlp", replace(SPEC, dtype="float32")),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_run_of_another_model_or_for_other_inputs_is_no_start(
+    what: str, other: Path, tmp_path: Path
+) -> None:
+    model, inputs = OTHERS[what]
+    with pytest.raises(ConfigError, match=f"cannot start from .*: its {what} is .* there and"):
+        load_start(other, model, inputs)
+    file = tmp_path / "me.safetensors"
+    load(other).personalize(client(30, 5).x).save(file)
+    with pytest.raises(ConfigError, match=f"cannot start from .*: its {what} is .* there and"):
+        load_start(file, model, inputs)
+
+
+def test_a_start_that_does_not_fit_leaves_no_folder(other: Path, tmp_path: Path) -> None:
+    wide = replace(SPEC, shape=(1, 4, 16))
+
+    def reshaped(clients: Any) -> list[ClientData]:
+        return [ClientData(c.x.reshape(-1, 1, 4, 16), c.y, c.name, c.traits) for c in clients]
+
+    ours = population()
+    groups = map(reshaped, (ours.train, ours.validation, ours.test))
+    with pytest.raises(ConfigError, match="its shape is"):
+        list(train_run(shaky(start=str(other)), tmp_path / "run", False, Population(wide, *groups)))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("start", ["nothing.safetensors", "empty"])
+def test_a_start_that_is_not_there_is_one_sentence(start: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot read the model|there is no checkpoint"):
+        train(shaky(start=str(tmp_path / start)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_of_a_method_without_a_model_for_everyone_is_one_sentence(tmp_path: Path) -> None:
+    pefll = {"name": "pefll", "hypernetwork": {"embedding": 6, "hidden": 4}}
+    train(shaky(1, method=pefll, client={"batch_size": 10}), tmp_path / "other")
+    with pytest.raises(Exception, match="learns no model for everyone"):
+        train(shaky(start=str(tmp_path / "other")), tmp_path / "run")
+
+
+def test_a_model_file_of_one_precision_more_is_read(tmp_path: Path) -> None:
+    weights = begins_at(shaky())
+    inputs: InputSpec = SPEC
+    model = PersonalModel("mlp", inputs, weights).double()
+    model.save(tmp_path / "me.safetensors")
+    assert equal(load_start(tmp_path / "me.safetensors", "mlp", inputs), weights)
