@@ -115,8 +115,12 @@ def test_every_preset_is_valid() -> None:
             assert read_comparison(name, Path("x"))
 
 
-@pytest.mark.parametrize("file", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda file: file.stem)
-def test_every_experiment_is_valid(file: Path) -> None:
+COMPARISONS = [f for f in sorted(EXPERIMENTS.glob("*.toml")) if "[compare]" in f.read_text()]
+
+
+@pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
+def test_every_comparison_is_valid(file: Path) -> None:
+    """Tables to reproduce are the campaign's to read."""
     assert read_comparison(str(file), Path("x"))
 
 
