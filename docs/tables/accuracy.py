@@ -8,7 +8,7 @@ from table import Result
 
 METHODS = {  # what a client gets
     "flowdup-plus": "its own model, near one trained for all, its class shares known",
-    "fedavg-calibrated-em": "FedAvg's model, calibrated, its class shares found by EM",
+    "calibrated-em": "FedAvg's model, calibrated, its class shares found by EM",
     "flowdup": "its own model, in a subspace",
     "fedavg": "the model that everyone gets",
     "fedprox": "the same, with a proximal term",

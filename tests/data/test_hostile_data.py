@@ -276,7 +276,7 @@ def test_a_batch_that_no_client_fills_costs_nothing() -> None:
             )
             simulation = Simulation(config)
             (state, _), *_ = simulation.rounds(simulation.initial_state())
-            assert simulation.cost(state.psi).train_flops < 10**9
+            assert simulation.cost(state).train_flops < 10**9
             found.append(state.psi["1.weight"])
     assert (found[0] == found[1]).all() and (found[2] == found[3]).all()
 
