@@ -36,7 +36,7 @@ GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
-demo: $(INSTALLED)  ## five methods on digits, three seeds: a table and a figure, 4 minutes
+demo: $(INSTALLED)  ## five methods on digits, three seeds: a table and a figure, 2 minutes
 	$(VENV)/bin/flowdup compare demo --out runs/demo
 	$(VENV)/bin/flowdup embed runs/demo/flowdup/seed-0 --group test --set data.classes_per_client=0
 
