@@ -37,7 +37,7 @@ def write_tensors(folder: Path, content: bytes) -> None:
     change_header(folder, lambda h: h["tensors"].update(sha256=sha256))
 
 
-def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     header = json.loads((folder / "checkpoint.json").read_bytes())
     tensors = load_file(folder / header["tensors"]["file"])
     change(tensors)

@@ -19,13 +19,13 @@ from small import METHODS, SPEC, STREAM, method, population
 from flowdup import load, read_config, train_run
 from flowdup.calibration import uncorrected
 from flowdup.checkpoint import (
-    FederationSpec,
     load_checkpoint,
     remove_checkpoint,
     remove_old_tensors,
     save_checkpoint,
 )
 from flowdup.errors import CheckpointError, FlowdupError, TrainingError
+from flowdup.federation_spec import FederationSpec
 from flowdup.methods import MethodConfig
 from flowdup.random import philox
 from flowdup.run import Simulation

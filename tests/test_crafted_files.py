@@ -498,8 +498,10 @@ def test_states_that_the_settings_know_nothing_of_are_not_trained_on(
 ) -> None:
     """An average that nobody asked for, a correction of a method without, a stage too many."""
     simulation, state = Simulation.resume(flowdup.read_config(TABLE), folder, population())
-    for change in ({"average": state.psi}, {"correction": uncorrected(SPEC.classes)}):
-        save_checkpoint(tmp_path / "more", simulation.federation, replace(state, **change))
+    averaged = replace(state, average=state.psi)
+    corrected = replace(state, correction=uncorrected(SPEC.classes))
+    for changed in (averaged, corrected):
+        save_checkpoint(tmp_path / "more", simulation.federation, changed)
         with pytest.raises(CheckpointError, match="another server optimizer or method"):
             simulation.load_state(tmp_path / "more")
     change_header(last_stage, put("stage", "number", to=3))
