@@ -63,12 +63,7 @@ class MethodContext:
         with torch.device("meta"):  # counted before anything is allocated
             size = sum(p.numel() for p in factory(self.spec.shape, outputs).parameters())
         remedy = "lower the settings of the method that make it so wide"
-        check_memory(4 * size, "a network of the method", remedy)
-        if 0 < self.most_weights < size:
-            raise ConfigError(
-                f"a network of the method has {size:,} weights, more than {self.most_weights:,}: "
-                f"{remedy}"
-            )
+        self.check_size(size, "a network of the method", remedy)
         read = self.spec.reader().to(self.device, self.dtype)
         return self._placed(Network.build(factory, self.spec.shape, outputs, read))
 
@@ -76,15 +71,19 @@ class MethodContext:
         network.module.to(self.device, self.compute or self.dtype)  # its buffers
         return replace(network, compute=self.compute)
 
+    def check_size(self, weights: int, what: str, remedy: str) -> None:
+        """Refuse more weights than memory holds or the context allows, before any is made."""
+        check_memory(4 * weights, what, remedy)
+        if 0 < self.most_weights < weights:
+            raise ConfigError(
+                f"{what} would take {weights:,} weights, more than {self.most_weights:,}: {remedy}"
+            )
+
     def hypernetwork(self, config: HypernetworkConfig, k: int) -> Hypernetwork:
         """h with h1 over the clients' inputs and k outputs."""
         size = config.head_size(k)
         remedy = "lower method.hypernetwork.hidden, .embedding or .layers, or the subspace's k"
-        check_memory(4 * size, "the hypernetwork", remedy)
-        if 0 < self.most_weights < size:
-            raise ConfigError(
-                f"the hypernetwork has {size:,} weights, more than {self.most_weights:,}: {remedy}"
-            )
+        self.check_size(size, "the hypernetwork", remedy)
         h1 = self.network(config.backbone, config.embedding)
         return Hypernetwork(config, h1, k, self.start)
 

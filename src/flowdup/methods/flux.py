@@ -38,8 +38,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowdup.errors import ConfigError
-from flowdup.memory import check_memory
 from flowdup.methods.base import Batch, Method, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.features import FeatureModel
@@ -71,7 +69,9 @@ class FLUX(Method):
         self.config, self.f = config, context.f
         self.model, self.init_model = FeatureModel.of(context.f, context), context.init_model
         self.width = 2 * self.model.output.in_features  # of a descriptor
-        _check_size(config.clusters * (self.f.size + self.width), context)
+        size = config.clusters * (self.f.size + self.width)
+        remedy = "lower method.clusters or choose a smaller model"
+        context.check_size(size, "all clusters' models", remedy)
         drawn = self.f.init(context.stream.child("features"))
         self.fingerprint = _fingerprint(drawn)
         self.fixed = {n: w.to(context.device, context.dtype) for n, w in drawn.items()}
@@ -121,16 +121,6 @@ def _pick(params: Params, one: Tensor) -> Weights:
     """The model that `one` [clusters] marks with 1."""
     models = strip_prefix(params, "theta.")  # [clusters, ...] each
     return {n: torch.tensordot(one, w, 1) for n, w in models.items()}
-
-
-def _check_size(size: int, context: MethodContext) -> None:
-    remedy = "lower method.clusters or choose a smaller model"
-    check_memory(4 * size, "all clusters' models", remedy)
-    if 0 < context.most_weights < size:
-        raise ConfigError(
-            f"all clusters' models have {size:,} weights, more than {context.most_weights:,}: "
-            f"{remedy}"
-        )
 
 
 def _fingerprint(weights: Weights) -> str:
