@@ -58,7 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "fedavg": {"name": "fedavg"},
     "fedavg-la": {"name": "fedavg-la"},
-    "fedavg-pseudo": {"name": "fedavg-pseudo", "threshold": 0.3, "adjusted": 0.5},
+    "fedavg-pseudo": {"name": "fedavg-pseudo", "teacher": {"threshold": 0.3, "warm_up": 0}},
     "fedprox": {"name": "fedprox", "mu": 0.5, "period": 2},
     "ld-fedavg": {"name": "ld-fedavg", "subspace": SUBSPACE},
     "fedtta": {"name": "fedtta", "inner_lr": 0.1, "batch_size": 10},
@@ -110,14 +110,15 @@ def method(name: str, dtype: torch.dtype = torch.float32, model: str = "cnn-smal
     )
 
 
-def broadcast(method: Method) -> Params:
-    """What clients are sent besides psi in the first round."""
-    return {n: method.server_state()[n] for n in method.broadcast}
+def broadcast(method: Method, like: Params) -> Params:
+    """What clients are sent besides such a psi in the first round."""
+    first = next(iter(like.values()))
+    return {n: method.server_state()[n].to(first) for n in method.broadcast}
 
 
 def first_task(method: Method, psi: Params, clients: int = 1) -> Task:
     """For all of so many clients."""
-    return Task(1, psi, broadcast(method), {i: i for i in range(clients)})
+    return Task(1, psi, broadcast(method, psi), {i: i for i in range(clients)})
 
 
 def engine(

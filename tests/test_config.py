@@ -1,3 +1,4 @@
+import itertools
 import tomllib
 from pathlib import Path
 
@@ -263,5 +264,16 @@ def test_the_settings_of_the_last_stages_method_do_not_carry_over_to_another() -
     table["method"] = {"name": "fedprox", "mu": 0.3}
     table["before"] = [{"method": {"name": "fedavg"}}, {"method": {"name": "fedprox"}}]
     first, second, _ = read_config(table).stages
-    assert first.method.table().keys() == {"name", "correction"}
+    assert first.method.table().keys() == {"name", "correction", "init_scale"}
     assert second.method.settings.mu == 0.3
+
+
+def test_a_methods_name_is_read_before_its_settings_in_whatever_order_they_are_given() -> None:
+    texts = ["method.correction=em", "method.name=fedavg", "method.init_scale=0.5"]
+    for order in itertools.permutations(texts):
+        method = load_config("digits", order).method
+        assert (method.name, method.common.correction, method.common.init_scale) == (
+            "fedavg",
+            "em",
+            0.5,
+        )

@@ -114,7 +114,7 @@ def test_a_method_without_models_in_between_is_not_moved() -> None:
 def test_training_is_the_methods_own_to_the_bit(name: str) -> None:
     plain, worn = both(METHODS[name])
     psi, data = noisy(doubles(plain)), batch(client(0, 13))
-    start = psi | broadcast(plain)
+    start = psi | broadcast(plain, psi)
     assert torch.equal(plain.loss(psi, data, start), worn.loss(psi, data, start))
     mine, theirs = (grad(m.loss)(psi, data, start) for m in (worn, plain))
     assert all(torch.equal(mine[n], theirs[n]) for n in psi)
@@ -124,10 +124,11 @@ def test_training_is_the_methods_own_to_the_bit(name: str) -> None:
     state = plain.server_state()
     assert state.keys() == worn.server_state().keys()
     loss = torch.tensor(0.4)
-    own, other = (m.update_server_state(state, loss) for m in (plain, worn))
+    model = plain.f.init(Stream(4))
+    own, other = (m.update_server_state(state, loss, lambda: model) for m in (plain, worn))
     assert all(torch.allclose(own[n], other[n], 0, 0, equal_nan=True) for n in state)
     kept = ("learns_unlabeled", "fingerprint", "k", "batch_size", "has_embedding", "broadcast")
-    for what in (*kept, "interpolates", "rank_one"):
+    for what in (*kept, "interpolates", "relabels", "rank_one"):
         assert getattr(plain, what) == getattr(worn, what), what
     assert worn.is_corrected
     assert not plain.is_corrected

@@ -77,16 +77,20 @@ def test_padding_changes_nothing_against_batches_cut_by_hand(name: str) -> None:
     m = method(name, torch.float64)
     params = {n: p.double() for n, p in m.init(STREAM).items()}
     config = ClientConfig(1, 10, 0.5, LOCAL["sgd"])
+    sent = params | broadcast(m, params)
     for data in ragged_clients():
+        own = data.labels
+        if m.relabels:
+            own = m.labels(sent, data.x, own, torch.ones(len(data), dtype=torch.float64))
         plan = batch_plan(STREAM.child("order", 1), 0, len(data), 1, 10)
         now = params
         for row in plan:
             first, second = (half[half >= 0] for half in (row[:5], row[5:]))
             order = torch.from_numpy(np.concatenate([first, second]))
-            y = torch.full((len(order),), -1) if data.y is None else data.y[order]
+            y = own[order]
             ones = torch.ones(len(order), dtype=torch.float64)
             batch = Batch(data.x[order], y.clamp(min=0), ones, (y >= 0).double())
-            gradient = grad(m.loss)(now, batch, params | broadcast(m))
+            gradient = grad(m.loss)(now, batch, sent)
             gradient = FactoredGradient(gradient, {}).clipped(0.5).dense
             now = {n: p - 0.02 * gradient[n] for n, p in now.items()}
         runner = engine("batched", m, "float64", config, [data])

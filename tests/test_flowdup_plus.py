@@ -4,18 +4,21 @@ from typing import Any
 
 import pytest
 import torch
-from small import METHODS, SPEC, STREAM, client, method
+from small import METHODS, SPEC, STREAM, client, engine, first_task, method
 from test_methods import batch, doubles, noisy
 from torch import Tensor
 from torch.func import grad
 from torch.nn.functional import cross_entropy
 
+from flowdup.aggregation import total
+from flowdup.client import ClientConfig
+from flowdup.data import ClientData
 from flowdup.errors import FlowdupError
 from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods import METHODS as ALL
 from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
 from flowdup.models import Weights
-from flowdup.params import strip_prefix
+from flowdup.params import prefixed, strip_prefix
 from flowdup.prior import log_prior
 from flowdup.random import Stream
 
@@ -47,7 +50,7 @@ def adjusted(logits: Tensor, y: Tensor, share: float) -> Tensor:
 
 
 def plus_written_out(
-    m: Any, params: Params, began: Params, data: Batch, start: Weights | None, table: dict[str, Any]
+    m: Any, params: Params, began: Params, data: Batch, table: dict[str, Any]
 ) -> Tensor:
     """The objective on a full and labeled batch of 20."""
     x, y = data.x, data.y
@@ -61,10 +64,9 @@ def plus_written_out(
         theta = {n: w - t for (n, w), t in zip(theta.items(), at_zero(m).values(), strict=True)}
         theta = {n: w + began[f"theta.{n}"] for n, w in theta.items()}
     logits = m.f(theta, x[10:])
-    if start:
-        logits = logits + log_prior(
-            m.f(in_double(start), x[:10]), torch.ones(10, dtype=EXACT), 0.03
-        )
+    if table["prior"]:
+        q = torch.stack([(y == c).to(EXACT).mean() for c in range(4)])
+        logits = logits + q.clamp(min=1e-4).log()
     loss = cross_entropy(logits, y[10:]) + 1e-2 * (v - params["psi_r"]).square().sum()
     if table["head"]:
         own = z @ params["head.weight"].T + params["head.bias"]
@@ -80,31 +82,18 @@ def at_zero(m: Any) -> Weights:
     return found
 
 
-@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("prior", [True, False])
 @pytest.mark.parametrize("head", [0.3, 0.0])
 @pytest.mark.parametrize("train_theta", [True, False])
 def test_the_objective_of_flowdup_plus_is_its_docstring_written_out(
-    begun: bool, head: float, train_theta: bool
+    prior: bool, head: float, train_theta: bool
 ) -> None:
-    table = PLUS | {"head": head, "train_theta": train_theta, "personal": 0.7}
-    start = a_start() if begun else None
-    m = build(table, start)
+    table = PLUS | {"head": head, "train_theta": train_theta, "personal": 0.7, "prior": prior}
+    m = build(table, a_start())
     params, began, data = noisy(doubles(m)), doubles(m, 2), batch(client(0, 20))
     found = m.loss(params, data, began)
-    wanted = plus_written_out(m, params, began, data, start, table)
+    wanted = plus_written_out(m, params, began, data, table)
     assert float(found) == pytest.approx(float(wanted), rel=1e-10)
-
-
-def test_without_a_stage_before_class_shares_play_no_part() -> None:
-    data = batch(client(0, 20))
-    losses = {}
-    for begun in (True, False):
-        for prior in (True, False):
-            m = build(PLUS | {"prior": prior}, a_start() if begun else None)
-            params = noisy(doubles(m))
-            losses[begun, prior] = float(m.loss(params, data, params))
-    assert losses[False, True] == losses[False, False]
-    assert losses[True, True] != losses[True, False]
 
 
 def test_theta_learns_by_its_own_loss_alone_and_h_by_the_personal_one() -> None:
@@ -264,57 +253,102 @@ def test_only_labels_that_a_client_has_count_as_its_shares() -> None:
 
 # Pseudo-labels
 
-PSEUDO = {"name": "fedavg-pseudo", "threshold": 0.0, "prior": False, "adjusted": 0.0}
+PSEUDO: dict[str, Any] = {"name": "fedavg-pseudo"}
 
 
-def mixed_batch() -> Batch:
-    """The last five points are padding, and of the others every second has a label."""
+def pseudo(start: Weights | None = None, **teacher: Any) -> Method:
+    return build(PSEUDO | {"teacher": {"prior": False, "threshold": 0.0} | teacher}, start)
+
+
+def sent(weights: Weights) -> Params:
+    """What a client gets of a teacher with these weights."""
+    return {f"teacher.{n}": w.to(EXACT) for n, w in weights.items()}
+
+
+def half_labeled() -> tuple[Tensor, Tensor, Tensor]:
+    """20 points: the last five are padding, and of the others every second has a label."""
     data, rows = batch(client(0, 20)), torch.arange(20)
-    there = (rows < 15).to(EXACT)
-    return data._replace(present=there, labeled=there * (rows % 2))
+    return data.x, torch.where(rows % 2 == 1, data.y, -1), (rows < 15).to(EXACT)
 
 
-@pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("prior", [True, False])
-def test_a_point_with_a_label_keeps_it_and_others_get_the_teachers(
-    begun: bool, prior: bool
-) -> None:
-    start = a_start() if begun else None
-    m = build(PSEUDO | {"prior": prior}, start)
-    params, began, data = noisy(doubles(m)), doubles(m, 2), mixed_batch()
-    logits = m.f(in_double(start) if start else began, data.x)
+def test_a_point_with_a_label_keeps_it_and_others_get_the_teachers(prior: bool) -> None:
+    m, (x, y, present) = pseudo(prior=prior), half_labeled()
+    logits = m.f(in_double(a_start(1)), x)
     if prior:
         logits = logits + log_prior(logits[:15:2], torch.ones(8, dtype=EXACT), 0.03)
-    y = torch.where(data.labeled > 0, data.y, logits.argmax(1))[:15]
-    wanted = cross_entropy(m.f(params, data.x[:15]), y)
-    assert float(m.loss(params, data, began)) == pytest.approx(float(wanted), rel=1e-10)
+    found = m.labels(sent(a_start(1)), x, y, present)[:15]
+    assert found[1::2].tolist() == y[1:15:2].tolist()
+    assert found[::2].tolist() == logits.argmax(1)[:15:2].tolist()
+    assert len(set(found[::2].tolist())) > 1
 
 
-def test_a_teacher_that_is_unsure_teaches_nothing() -> None:
-    m, plain = build(PSEUDO | {"threshold": 1.0}), build({"name": "fedavg"})
-    params, data = noisy(doubles(m)), mixed_batch()
-    calm = {n: 0.1 * w for n, w in doubles(m, 2).items()}  # its logits are nearly 0
-    assert torch.equal(m.loss(params, data, calm), plain.loss(params, data, calm))
-    half = build(PSEUDO | {"threshold": 0.5})
-    logits = half.f(doubles(m, 2), data.x)
-    sure = (logits.softmax(1).amax(1) >= 0.5) & (data.present > data.labeled)
-    assert 0 < int(sure.sum()) < 8
-    y = torch.where(data.labeled > 0, data.y, logits.argmax(1))
-    used = sure | (data.labeled > 0)
-    wanted = cross_entropy(m.f(params, data.x[used]), y[used])
-    assert float(half.loss(params, data, doubles(m, 2))) == pytest.approx(float(wanted), rel=1e-10)
+def test_a_teacher_that_is_unsure_gives_no_label() -> None:
+    x, y, present = half_labeled()
+    probability = pseudo().f(in_double(a_start()), x).softmax(1).amax(1)
+    middle = float(probability[::2].median())
+    found = pseudo(threshold=middle).labels(sent(a_start()), x, y, present)
+    assert (found[::2] >= 0).tolist() == (probability[::2] >= middle).tolist()
+    nothing = {n: torch.zeros_like(w) for n, w in a_start().items()}
+    assert torch.equal(pseudo(threshold=0.3).labels(sent(nothing), x, y, present), y)
 
 
-def test_a_teacher_is_not_taught_by_its_own_labels() -> None:
-    """No gradient flows into pseudo-labels or class shares."""
-    m = build(PSEUDO | {"prior": True})
-    params, data = noisy(doubles(m)), mixed_batch()
-    through = grad(lambda p: m.loss(params, data, p))(params)
-    assert all((g == 0).all() for g in through.values())
+@pytest.mark.parametrize("table", [PSEUDO, PLUS])
+def test_the_teacher_is_the_latest_model_for_everyone_after_the_warm_up(
+    table: dict[str, Any],
+) -> None:
+    models = [a_start(seed) for seed in (1, 2, 3)]
+    m = build(table | {"teacher": {"warm_up": 2}})
+    state, taught = m.server_state(), []
+    for model in models:
+        taught.append(max(float(t.abs().max()) for n, t in state.items() if n in m.broadcast))
+        state = m.update_server_state(state, torch.zeros(()), lambda model=model: model)
+    assert taught == [0, 0, 0]
+    assert all(torch.equal(state[n], t) for n, t in prefixed("teacher.", models[2]).items())
+    assert set(m.broadcast) == {f"teacher.{n}" for n in m.f.shapes}
 
 
-def test_an_unlabeled_client_teaches_by_pseudo_labels_and_says_so() -> None:
-    m = build(PSEUDO)
-    params, data = noisy(doubles(m)), batch(client(0, 20, labeled=False))
-    assert m.learns_unlabeled
-    assert max(float(g.abs().max()) for g in grad(m.loss)(params, data, params).values()) > 0
+@pytest.mark.parametrize("table", [PSEUDO, PLUS])
+def test_a_teacher_begins_as_the_model_that_the_stage_begins_from(table: dict[str, Any]) -> None:
+    m = build(table, a_start())
+    state = m.server_state()
+    assert all(torch.equal(state[n], t) for n, t in sent(a_start()).items())
+    other = m.update_server_state(state, torch.zeros(()), lambda: a_start(6))
+    assert all(torch.equal(other[n].to(EXACT), t) for n, t in sent(a_start(6)).items())
+    fixed = build(PLUS | {"train_theta": False}, a_start())
+    assert fixed.update_server_state(state, torch.zeros(()), lambda: a_start(6)) is state
+
+
+def test_without_pseudo_labels_nothing_more_is_sent() -> None:
+    m = build(PLUS | {"pseudo_labels": False}, a_start())
+    assert not m.relabels
+    assert m.broadcast == ()
+    assert m.server_state() == {}
+
+
+@pytest.mark.parametrize("name", ["fedavg-pseudo", "flowdup-plus"])
+@pytest.mark.parametrize("kind", ["sequential", "batched"])
+def test_an_unlabeled_client_trains_as_if_the_teachers_labels_were_its_own(
+    name: str, kind: str
+) -> None:
+    table = METHODS[name] | {"correction": "none", "teacher": {"threshold": 0.2}}
+    m = build(table, a_start())
+    psi, config = noisy(doubles(m)), ClientConfig(1, 10, shift=1)
+    x = client(0, 23).x
+    y = m.labels(sent(a_start()), x, torch.full((23,), -1), torch.ones(23, dtype=EXACT))
+    assert int((y >= 0).sum()) > 0
+    without, taught = (
+        total(engine(kind, m, "float64", config, [c]).train(first_task(m, psi))).delta
+        for c in (ClientData(x), ClientData(x, y))
+    )
+    assert all(torch.allclose(without[n], taught[n], atol=1e-14) for n in psi)
+    assert max(float(d.abs().max()) for d in taught.values()) > 1e-6
+
+
+def test_a_clients_own_data_stays_without_labels() -> None:
+    m = build(PSEUDO | {"teacher": {"threshold": 0.2}}, a_start())
+    alone = ClientData(client(0, 23).x, torch.full((23,), -1))
+    for kind in ("sequential", "batched"):
+        list(engine(kind, m, "float64", ClientConfig(), [alone]).train(first_task(m, doubles(m))))
+        assert alone.y is not None
+        assert (alone.y == -1).all()

@@ -29,7 +29,7 @@ def test_every_engine_answers_with_replies_that_fit_the_task(name: str, kind: st
     replies = [r.check(1, schema_of(psi)).check_finite() for r in runner.train(task)]
     assert sum(reply.clients for reply in replies) == len(clients)
     assert sum(reply.points for reply in replies) == sum(map(len, clients))
-    assert task.start.keys() == psi.keys() | broadcast(m).keys()
+    assert task.start.keys() == psi.keys() | broadcast(m, psi).keys()
 
 
 def test_a_member_is_sent_nothing_about_the_others() -> None:

@@ -44,7 +44,7 @@ def noisy(params: Params) -> Params:
 def test_gradients_are_those_of_finite_differences(name: str, labeled: bool) -> None:
     m = method(name, torch.float64)
     params, data = noisy(doubles(m)), batch(client(0, 13, labeled))
-    start = params | broadcast(m)
+    start = params | broadcast(m, params)
     found = grad(m.loss)(params, data, start)
     for number in range(8):
         direction = {
@@ -121,7 +121,7 @@ def test_an_unlabeled_client_moves_only_through_the_regularizer() -> None:
 def test_a_method_of_labels_alone_learns_nothing_from_an_unlabeled_client(name: str) -> None:
     m = method(name, torch.float64)
     params, data = noisy(doubles(m)), batch(client(1, 20, labeled=False))
-    gradient = grad(m.loss)(params, data, params | broadcast(m))
+    gradient = grad(m.loss)(params, data, params | broadcast(m, params))
     assert all((g == 0).all() for g in gradient.values())
     assert not m.learns_unlabeled
 
@@ -154,7 +154,7 @@ def test_a_client_update_is_as_many_gradient_steps_as_there_are_batches(name: st
     reply = ClientUpdate(m, config)(first_task(m, params), steps)
     found, now = reply.whole_delta(), params
     for i in range(3):
-        gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | broadcast(m))
+        gradient = grad(m.loss)(now, Batch(*(t[i] for t in steps)), params | broadcast(m, params))
         now = {n: p - 0.1 * (gradient[n] + 0.01 * p) for n, p in now.items()}
     assert all(torch.allclose(found[n], now[n] - params[n], atol=1e-12) for n in params)
 

@@ -12,6 +12,7 @@ from flowdup.accelerate.normalization import ClientGroupNorm
 from flowdup.accelerate.pooling import ClientMaxPool2d, ClientMean2d
 from flowdup.data.clients import InputSpec
 from flowdup.errors import ConfigError
+from flowdup.methods import MethodContext
 from flowdup.models import Network, build_network, register_model
 from flowdup.models.isolated_random import IsolatedRandom
 from flowdup.models.network import replaced_layers
@@ -319,3 +320,13 @@ def test_two_threads_inside_one_network_each_see_their_own_weights() -> None:
     for thread in threads:
         thread.join()
     assert found == {1.0: [4.0, 4.0], 2.0: [8.0, 8.0]}
+
+
+def test_init_scale_multiplies_what_is_drawn_and_nothing_else() -> None:
+    spec = InputSpec((1, 8, 8), "uint8", 4)
+    large, small = (
+        MethodContext("cnn-small", spec, Stream(3), init_scale=scale).f.init(Stream(3))
+        for scale in (1.0, 0.25)
+    )
+    assert all(torch.equal(0.25 * w, small[n]) for n, w in large.items())
+    assert all(float(small[n].abs().max()) > 0 for n in small if small[n].ndim > 1)

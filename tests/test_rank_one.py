@@ -151,7 +151,7 @@ def test_only_the_matrix_that_is_read_loses_its_factors() -> None:
     m = odd_method(Multiplied)
     psi, data = noisy(doubles(m)), batch(client(0, 20))
     with pytest.warns(UserWarning, match=f"apply {W} to"):
-        kept = applied_once(lambda p: m.loss(p, data, psi | broadcast(m)), psi, m.rank_one)
+        kept = applied_once(lambda p: m.loss(p, data, psi | broadcast(m, psi)), psi, m.rank_one)
     assert kept == ("h2.hidden.weight",)
 
 

@@ -161,6 +161,9 @@ def test_the_learning_rate_falls_over_the_last_share_of_the_rounds() -> None:
     assert [constant.rate(r) for r in range(1, 11)] == [1.0] * 10
     assert [falling.rate(r) for r in (1, 6, 7)] == [1.0] * 3
     assert [falling.rate(r) for r in (8, 9, 10)] == pytest.approx([0.75, 0.5, 0.25])
+    rising = replace(falling, warm_up=3)
+    assert [rising.rate(r) for r in (1, 2, 3, 4, 7)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rising.rate(10) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(("round", "rate"), [(2, 1.0), (3, 1.0), (4, 0.5)])

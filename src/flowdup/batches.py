@@ -106,9 +106,8 @@ class PointPool(NamedTuple):
     ) -> "PointPool":
         """One client after the other; on the host it takes twice their memory at most."""
         members = list(clients.values())
-        x, y = members[0].x, _labels(members[0])
-        if len(members) > 1:
-            x, y = torch.cat([m.x for m in members]), torch.cat([_labels(m) for m in members])
+        x = torch.cat([m.x for m in members]) if len(members) > 1 else members[0].x
+        y = torch.cat([m.labels for m in members])  # never a client's own: it may be changed
         if augmentation:
             augmentation.check(x)
         first = dict(zip(clients, accumulate(map(len, members), initial=0), strict=False))
@@ -166,7 +165,3 @@ def cap_batch_size(size: int, clients: Sequence[ClientData]) -> int:
         return size  # of lazy clients that a user makes, some may have more points than others
     points = most_points(clients)
     return min(size, max(points, 2)) if points else size
-
-
-def _labels(client: ClientData) -> Tensor:
-    return torch.full((len(client),), -1) if client.y is None else client.y

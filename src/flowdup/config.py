@@ -102,9 +102,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
     table = load_table(name)
     if "compare" in table:
         raise ConfigError(f"'{name}' compares several methods: run `flowdup compare {name}`")
-    for text in overrides:
-        table = override(table, text)
-    return read_config(table)
+    return read_config(override(table, *overrides))
 
 
 def load_table(name: str, above: tuple[str, ...] = ()) -> Table:
@@ -179,8 +177,15 @@ def merge(base: Table, over: Table) -> dict[str, Any]:
     return merged
 
 
-def override(table: Table, text: str) -> dict[str, Any]:
-    """A table with one `key=value` on top; the value is TOML, or else a plain string."""
+def override(table: Table, *texts: str) -> dict[str, Any]:
+    """A table with `key=value` texts on top, a method's name before its settings."""
+    for text in sorted(texts, key=lambda text: text.partition("=")[0].strip() != "method.name"):
+        table = merge(table, _read_change(text))
+    return dict(table)
+
+
+def _read_change(text: str) -> dict[str, Any]:
+    """One `key=value` as a table; the value is TOML, or else a plain string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set needs key=value, not '{shorten(text)}'")
@@ -188,7 +193,7 @@ def override(table: Table, text: str) -> dict[str, Any]:
         parsed = parse_toml(f"x = {value}")["x"]
     except ValueError:
         parsed = value.strip()
-    return merge(table, nest(key.strip(), parsed))
+    return nest(key.strip(), parsed)
 
 
 def nest(key: str, value: Any) -> dict[str, Any]:

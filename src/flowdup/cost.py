@@ -43,9 +43,12 @@ def measure(
     broadcast = {n: method.server_state()[n].to(first) for n in method.broadcast}
     task = Task(1, psi, broadcast, {0: 0})
     update = ClientUpdate.for_task(method, config, task, Batch(*(t[0] for t in batches)))
-    with FlopCounterMode(display=False) as training:
-        reply = update(task, batches)
     x = x.to(first.device)
+    with FlopCounterMode(display=False) as training:
+        if method.relabels:
+            y = torch.full((points,), -1, device=first.device)
+            method.labels(task.start, x, y, x.new_ones(points, dtype=first.dtype))
+        reply = update(task, batches)
     with torch.no_grad(), FlopCounterMode(display=False) as personalizing:
         theta = method.personalize(psi, x, x.new_ones(points, dtype=first.dtype))
     with torch.no_grad(), FlopCounterMode(display=False) as predicting:

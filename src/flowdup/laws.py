@@ -228,9 +228,7 @@ def read_cases(module: str, model: str, settings: Sequence[str]) -> Iterator[tup
     if not names:
         raise ConfigError(f"{module} registers no method: call flowdup.register_method in it")
     for name in names:
-        table: dict[str, Any] = {"method": {"name": name}}
-        for text in settings:
-            table = override(table, text)
+        table = override({"method": {"name": name}}, *settings)
         if table.keys() != {"method"}:
             raise ConfigError("only settings of the method can change here: --set method.KEY=VALUE")
         case = Case(MethodConfig.from_table(table["method"]), model)
@@ -269,7 +267,8 @@ def variants(case: Case, law: str) -> Iterator[tuple[str, Case]]:
     yield "", case
     if not _is_refused(begun := replace(case, begun=True)):
         yield "begun from a model's weights, ", begun
-    corrected = replace(case, method=replace(case.method, correction="em"))
+    table = case.method.table() | {"correction": "em"}
+    corrected = replace(case, method=MethodConfig.from_table(table))
     if law in OF_MODELS and corrected != case and not _is_refused(corrected):
         yield "with method.correction = 'em', ", corrected
 

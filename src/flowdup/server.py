@@ -28,20 +28,23 @@ class ServerConfig:
     lr_decay_fraction: float = 0.0  # of the rounds, the last: over these the rate falls to 0
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
     averaging: float = 0.0  # of psi's moving average over rounds, the share that stays; 0: no such
+    warm_up: int = 0  # rounds, the first: over these the rate rises from 0
 
     def __post_init__(self) -> None:
         check_range("server.rounds", self.rounds, 1)
         check_range("server.cohort", self.cohort, 1)
         check_range("server.alpha", self.alpha, 0, 1)
+        check_range("server.warm_up", self.warm_up, 0)
         check_range("server.lr_decay_fraction", self.lr_decay_fraction, 0, 1)
         check_range("server.averaging", self.averaging, 0, 0.9999)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
 
     def rate(self, round: int) -> float:
-        """What the learning rate is multiplied by: 1, then falling linearly."""
+        """What the learning rate is multiplied by: rising linearly, 1, then falling linearly."""
+        risen = min(1.0, round / (self.warm_up + 1))
         if not self.lr_decay_fraction:
-            return 1.0
-        return min(1.0, (self.rounds - round + 1) / (self.rounds * self.lr_decay_fraction))
+            return risen
+        return min(risen, (self.rounds - round + 1) / (self.rounds * self.lr_decay_fraction))
 
 
 @dataclass(frozen=True)
@@ -152,27 +155,40 @@ def train(
     aggregate: Aggregation = mean,
 ) -> Iterator[Round]:
     """Yield every round from `state.round + 1` to the stage's last."""
-    optimizer, schema = Optimizer(config.optimizer), schema_of(state.psi)
-    for number in range(state.round + 1, state.began + config.rounds + 1):
-        chosen = sample_cohort(
-            config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
-        )
-        broadcast = {n: state.method_state[n] for n in method.broadcast}
-        task = Task(number, state.psi, broadcast, dict(enumerate(chosen)))
-        replies = (reply.check(number, schema) for reply in engine.train(task))
-        update = aggregate(state.psi, replies)
-        psi, memory = optimizer.step_along(
-            state.psi, update.delta, state.optimizer, config.rate(number - state.began)
-        )
-        state = replace(
-            state,
-            round=number,
-            psi=psi,
-            optimizer=memory,
-            method_state=method.update_server_state(state.method_state, update.loss),
-            average=_moved(state.average, psi, config.averaging, number - state.began),
-        )
-        yield Round(state, update.loss, broadcast, update.padding)
+    while state.round < state.began + config.rounds:
+        latest = next_round(config, method, engine, state, stream, aggregate)
+        state = latest.state
+        yield latest
+
+
+def next_round(
+    config: ServerConfig,
+    method: Method,
+    engine: Engine,
+    state: ServerState,
+    stream: Stream,
+    aggregate: Aggregation = mean,
+) -> Round:
+    """The round after `state`: a cohort trains, the server takes a step along its mean update."""
+    number, schema = state.round + 1, schema_of(state.psi)
+    chosen = sample_cohort(
+        config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
+    )
+    broadcast = {n: state.method_state[n] for n in method.broadcast}
+    task = Task(number, state.psi, broadcast, dict(enumerate(chosen)))
+    replies = (reply.check(number, schema) for reply in engine.train(task))
+    update = aggregate(state.psi, replies)
+    psi, memory = Optimizer(config.optimizer).step_along(
+        state.psi, update.delta, state.optimizer, config.rate(number - state.began)
+    )
+    average = _moved(state.average, psi, config.averaging, number - state.began)
+    new = replace(state, round=number, psi=psi, optimizer=memory, average=average)
+
+    def model() -> Weights:
+        return method.global_model(new.deployed)
+
+    own = method.update_server_state(state.method_state, update.loss, model)
+    return Round(replace(new, method_state=own), update.loss, broadcast, update.padding)
 
 
 def _moved(average: Params, psi: Params, share: float, round: int) -> Params:

@@ -83,7 +83,7 @@ def test_a_step_that_could_not_be_compiled_trains_the_same_in_the_batched_engine
     without(monkeypatch, piece, "_foreach_zero_")
     m = method(name, torch.float64)
     psi = {n: p.double() for n, p in m.init(STREAM).items()}
-    sent = {n: t.double() for n, t in broadcast(m).items()}
+    sent = broadcast(m, psi)
     here = ragged_clients(), STREAM, torch.device("cpu"), torch.float64
     both = [BatchedEngine(m, ClientConfig(1, 10), *here, 0, compiled) for compiled in (False, True)]
     for cohort in ({0: 0, 1: 1, 2: 2}, {0: 3, 1: 5, 2: 6}, {0: 4, 1: 2}):

@@ -250,8 +250,7 @@ def _candidate(
     table = dict(settings)
     for key, value in searched.items():
         table = merge(table, nest(key, value))
-    for text in engine:
-        table = override(table, text)
+    table = override(table, *engine)
     return Candidate(searched, {seed: Run(read_config(table | {"seed": seed})) for seed in seeds})
 
 

@@ -35,6 +35,11 @@ class ClientData:
     def labeled(self) -> bool:
         return self.y is not None and bool((self.y >= 0).any())
 
+    @property
+    def labels(self) -> Tensor:
+        """[n], -1 where there is none."""
+        return torch.full((len(self),), -1) if self.y is None else self.y
+
     def unlabeled(self) -> "ClientData":
         return replace(self, y=None)
 

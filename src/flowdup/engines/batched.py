@@ -4,7 +4,7 @@ On a GPU the clients' points stay there, a step is compiled and replayed (`accel
 host never waits for it.  The result is the reference engine's up to rounding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from torch.func import vmap
 from flowdup.accelerate.compiling import CompiledStep, EagerStep
 from flowdup.accelerate.layers import for_clients
 from flowdup.accelerate.packed import PackedVectors
+from flowdup.augmentation import Augmentation
 from flowdup.batches import Plan, PointPool, batch_plans, input_bytes, most_points
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
@@ -56,6 +57,8 @@ class BatchedEngine:
         """One reply, the sum of all."""
         members = {number: self.clients[number] for number in task.cohort.values()}
         pool = self.resident or PointPool.of(members, self.device, self.config.augmentation)
+        if self.method.relabels:
+            self._relabel(pool, members, task)
         points = {position: len(members[number]) for position, number in task.cohort.items()}
         orders = self.stream.child("order", task.round)
         size = self.config.epochs, self.config.batch_size
@@ -78,6 +81,27 @@ class BatchedEngine:
         if not fits:
             return None
         return PointPool.of(dict(enumerate(self.clients)), self.device, self.config.augmentation)
+
+    @torch.no_grad()
+    @replaced_layers(for_clients)
+    def _relabel(self, pool: PointPool, members: Mapping[int, ClientData], task: Task) -> None:
+        """Put the labels that members train on into the pool, where a compiled step reads them."""
+
+        def own(x: Tensor, y: Tensor, present: Tensor) -> Tensor:
+            return self.method.labels(task.start, x, y, present)
+
+        taught = [n for n, client in members.items() if bool((client.labels < 0).any())]
+        plain = pool._replace(augmentation=Augmentation())
+        for group in _by_size([len(members[n]) for n in taught], self.clients_at_once):
+            numbers = [taught[i] for i in group]
+            parts = [pool.first[n] + torch.arange(len(members[n])) for n in numbers]
+            places = torch.cat(
+                [i * len(parts[0]) + torch.arange(len(p)) for i, p in enumerate(parts)]
+            )
+            rows, y = (_pad(p, -1) for p in (parts, [members[n].labels for n in numbers]))
+            batch = plain.batch(self._send(rows), self.dtype)
+            found = vmap(own)(batch.x, self._send(y), batch.present).flatten()
+            pool.y.index_copy_(0, self._send(torch.cat(parts)), found[self._send(places)])
 
     def _run(
         self, task: Task, plans: list[Plan], first: list[int], pool: PointPool
@@ -184,10 +208,10 @@ def _by_size(sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield group
 
 
-def _pad(parts: Sequence[Tensor]) -> Tensor:
-    """Stack tensors that differ in their first dimension; zeros fill the rest."""
+def _pad(parts: Sequence[Tensor], value: int = 0) -> Tensor:
+    """Stack tensors that differ in their first dimension; the value fills the rest."""
     longest = max(part.shape[0] for part in parts)
-    out = parts[0].new_zeros((len(parts), longest, *parts[0].shape[1:]))
+    out = parts[0].new_full((len(parts), longest, *parts[0].shape[1:]), value)
     for row, part in zip(out, parts, strict=True):
         row[: part.shape[0]] = part
     return out

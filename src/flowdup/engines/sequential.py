@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -57,33 +57,43 @@ class SequentialEngine:
         orders = self.stream.child("order", task.round)
         augmentation = self.config.augmentation
 
-        def batches() -> Iterator[Batch]:
-            for position, number in task.cohort.items():
-                client = self.clients[number]
-                size = self.config.epochs, self.config.batch_size
-                plan = batch_plan(orders, position, len(client), *size, augmentation)
-                yield local_batches(client, plan, self.device, self.dtype, augmentation)
+        def batches(position: int) -> Batch:
+            client = self._relabeled(self.clients[task.cohort[position]], task)
+            size = self.config.epochs, self.config.batch_size
+            plan = batch_plan(orders, position, len(client), *size, augmentation)
+            return local_batches(client, plan, self.device, self.dtype, augmentation)
 
-        work = batches()
-        first = next(work)
-        update, traced = self._prepare(task, Batch(*(t[0] for t in first)))
-
-        def reply(batches: Batch) -> Reply:
-            if traced and len(batches.x) <= self.most_steps:
-                return update(task, batches, traced, self.most_steps)
-            return update(task, batches)
-
-        yield from self._map(reply, chain([first], work))
-
-    def _prepare(self, task: Task, batch: Batch) -> tuple[ClientUpdate, TracedFunction | None]:
-        """Once: what clients run, and its step traced, with room for the longest of them."""
         if self.update is None:
-            self.update = ClientUpdate.for_task(self.method, self.config, task, batch)
-            if self.most_steps:
-                local = self.update.begin(task.psi, self.most_steps)
-                place = torch.eye(self.most_steps)[0].to(batch.present)
-                self.traced = TracedFunction(self.update.step, task.start, local, batch, place)
-        return self.update, self.traced
+            first = batches(next(iter(task.cohort)))
+            self._prepare(task, Batch(*(t[0] for t in first)))
+        update, traced = self.update, self.traced
+        assert update is not None
+
+        def reply(position: int) -> Reply:
+            own = batches(position)
+            if traced and len(own.x) <= self.most_steps:
+                return update(task, own, traced, self.most_steps)
+            return update(task, own)
+
+        yield from self._map(reply, task.cohort)
+
+    @torch.no_grad()
+    def _relabeled(self, client: ClientData, task: Task) -> ClientData:
+        """With the labels that it trains on."""
+        y = client.labels
+        if not self.method.relabels or bool((y >= 0).all()):
+            return client
+        present = torch.ones(len(client), device=self.device, dtype=self.dtype)
+        x, y = client.x.to(self.device), y.to(self.device)
+        return replace(client, y=self.method.labels(task.start, x, y, present))
+
+    def _prepare(self, task: Task, batch: Batch) -> None:
+        """Once: what clients run, and its step traced, with room for the longest of them."""
+        self.update = ClientUpdate.for_task(self.method, self.config, task, batch)
+        if self.most_steps:
+            local = self.update.begin(task.psi, self.most_steps)
+            place = torch.eye(self.most_steps)[0].to(batch.present)
+            self.traced = TracedFunction(self.update.step, task.start, local, batch, place)
 
     def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
         @torch.no_grad()

@@ -4,7 +4,7 @@ user's own is a file anywhere that calls `flowdup.register_method`.
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from flowdup.errors import ConfigError, shorten
@@ -29,7 +29,7 @@ from flowdup.methods.odpfl_hn import ODPFLHN, ODPFLHNConfig
 from flowdup.methods.pefll import PeFLL, PeFLLConfig
 from flowdup.params import Params
 from flowdup.registry import Registry
-from flowdup.settings import as_table, plain, read_settings, setting_paths
+from flowdup.settings import as_table, check_range, plain, read_settings, setting_paths
 
 __all__ = [
     "METHODS",
@@ -46,6 +46,25 @@ __all__ = [
 
 
 CORRECTIONS = ("none", "em")
+
+
+@dataclass(frozen=True)
+class CommonSettings:
+    """What every method has."""
+
+    correction: str = "none"  # of personal models for how often classes occur: none or em
+    init_scale: float = 1.0  # of networks' first weights, times He's; torch's own are 0.41 of them
+
+    def __post_init__(self) -> None:
+        check_range("method.init_scale", self.init_scale, 1e-3, 1e3)
+        if self.correction not in CORRECTIONS:
+            raise ConfigError(
+                f"method.correction is {' or '.join(map(repr, CORRECTIONS))}, not "
+                f"'{shorten(self.correction)}'"
+            )
+
+
+_COMMON = {f.name for f in fields(CommonSettings)}
 
 
 class MethodEntry(NamedTuple):
@@ -84,7 +103,7 @@ def register_method(name: str, method: type[Method], settings: type[Any] = NoSet
     """
     if Method not in method.__mro__:
         raise ConfigError(f"the class of method '{name}' must be a subclass of Method")
-    if taken := {"name", "correction"} & {f.name for f in fields(settings)}:
+    if taken := {"name", *_COMMON} & {f.name for f in fields(settings)}:
         raise ConfigError(
             f"method '{name}' has a setting '{min(taken)}', as every method has one: rename it"
         )
@@ -112,29 +131,32 @@ class MethodConfig:
 
     name: str
     settings: Any
-    correction: str = "none"  # of personal models for how often classes occur: none or em
+    common: CommonSettings = CommonSettings()
 
     @classmethod
     def from_table(cls, table: Any, prefix: str = "method.") -> "MethodConfig":
-        rest = dict(as_table(table, prefix))
-        name, correction = rest.pop("name", "flowdup"), rest.pop("correction", "none")
-        if correction not in CORRECTIONS:
-            raise ConfigError(
-                f"{prefix}correction is {' or '.join(map(repr, CORRECTIONS))}, not "
-                f"'{shorten(correction)}'"
-            )
-        return cls(name, read_settings(METHODS.find(name).settings, rest, prefix), correction)
+        table = as_table(table, prefix)
+        name = table.get("name", "flowdup")
+        common = {key: value for key, value in table.items() if key in _COMMON}
+        own = {key: value for key, value in table.items() if key not in {"name", *_COMMON}}
+        settings = METHODS.find(name).settings
+        return cls(
+            name,
+            read_settings(settings, own, prefix),
+            read_settings(CommonSettings, common, prefix),
+        )
 
     @staticmethod
     def paths(prefix: str) -> Iterator[str]:
-        yield f"{prefix}correction"
+        yield from setting_paths(CommonSettings, prefix)
         for entry in METHODS.values():
             yield from setting_paths(entry.settings, prefix)
 
     def table(self) -> dict[str, Any]:
-        settings: dict[str, Any] = plain(self.settings)
-        return {"name": self.name, "correction": self.correction} | settings
+        tables: list[dict[str, Any]] = [plain(self.common), plain(self.settings)]
+        return {"name": self.name} | tables[0] | tables[1]
 
     def build(self, context: MethodContext) -> Method:
+        context = replace(context, init_scale=self.common.init_scale)
         method: Method = METHODS[self.name].method(self.settings, context)
-        return method if self.correction == "none" else Corrected(method, context)
+        return method if self.common.correction == "none" else Corrected(method, context)

@@ -66,6 +66,7 @@ class Method(Objective, Protocol):
     broadcast: tuple[str, ...] = ()  # what of its server state clients are sent and metrics show
     interpolates: bool = False  # whether models between the global and a personal one make sense
     is_corrected: bool = False  # whether validation clients calibrate it (`methods/corrected.py`)
+    relabels: bool = False  # whether `labels` gives labels to points that have none
     predicts_jointly: bool = False  # whether `logits` is more than f with weights of its own
 
     def init(self, stream: Stream) -> Params:
@@ -86,12 +87,21 @@ class Method(Objective, Protocol):
         """What the method knows of a client, r(X); only where `has_embedding` is true."""
         raise FlowdupError("this method has no embedding of clients: train one that has")
 
+    def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
+        """What a client trains on in a round, by all of its points x [n, *shape] and labels y [n].
+
+        -1 stands for no label, in y and in what is returned; only where `relabels` is true.
+        """
+        return y
+
     def server_state(self) -> Params:
         """What the server keeps between rounds besides psi, at the start."""
         return {}
 
-    def update_server_state(self, state: Params, loss: Tensor) -> Params:
-        """That after a round with this mean objective."""
+    def update_server_state(
+        self, state: Params, loss: Tensor, model: Callable[[], Weights]
+    ) -> Params:
+        """That after a round with this mean objective; `model` gives the latest global model."""
         return state
 
     def logits(self, params: Params, x: Tensor, present: Tensor, query: Tensor) -> Tensor:
@@ -113,10 +123,14 @@ def adjusted_loss(logits: Tensor, batch: Batch, share: float) -> Tensor:
     plain = mean_loss(logits, batch)
     if not share:
         return plain
+    return (1 - share) * plain + share * mean_loss(logits + log_label_shares(batch, logits), batch)
+
+
+def log_label_shares(batch: Batch, logits: Tensor) -> Tensor:
+    """How often each class occurs among the batch's labels, as a logarithm, at least of 1e-4."""
     classes = torch.arange(logits.shape[1], device=logits.device)
     counts = batch.labeled @ (batch.y[:, None] == classes).to(logits)  # [classes]
-    q = counts / batch.labeled.sum().clamp(min=1)
-    return (1 - share) * plain + share * mean_loss(logits + q.clamp(min=1e-4).log(), batch)
+    return (counts / batch.labeled.sum().clamp(min=1)).clamp(min=1e-4).log()
 
 
 def sum_gradients(

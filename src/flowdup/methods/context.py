@@ -25,6 +25,7 @@ class MethodContext:
     compute: torch.dtype | None = None  # of networks and expansions; None: dtype
     most_weights: int = 0  # that a network may have; 0: as many as memory allows
     start: Weights | None = None  # a model's weights to begin from; None: drawn by the seed
+    init_scale: float = 1.0  # of what is drawn
 
     def __post_init__(self) -> None:
         shapes = {n: tuple(w.shape) for n, w in (self.start or {}).items()}
@@ -69,7 +70,7 @@ class MethodContext:
 
     def _placed(self, network: Network) -> Network:
         network.module.to(self.device, self.compute or self.dtype)  # its buffers
-        return replace(network, compute=self.compute)
+        return replace(network, compute=self.compute, init_scale=self.init_scale)
 
     def check_size(self, weights: int, what: str, remedy: str) -> None:
         """Refuse more weights than memory holds or the context allows, before any is made."""

@@ -16,6 +16,8 @@ Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibrat
 at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ class Corrected(Method):
         self.learns_unlabeled, self.fingerprint = method.learns_unlabeled, method.fingerprint
         self.k, self.batch_size = method.k, method.batch_size
         self.has_embedding, self.broadcast = method.has_embedding, method.broadcast
-        self.interpolates = method.interpolates
+        self.interpolates, self.relabels = method.interpolates, method.relabels
         self.rank_one = method.rank_one
         if method.predicts_jointly:
             raise ConfigError(
@@ -72,14 +74,19 @@ class Corrected(Method):
         """The method's, calibrated."""
         return self._calibrated(self.method.global_model(_own(params)), params)
 
+    def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
+        return self.method.labels(start, x, y, present)
+
     def embedding(self, params: Params, x: Tensor, present: Tensor) -> Tensor:
         return self.method.embedding(_own(params), x, present)
 
     def server_state(self) -> Params:
         return self.method.server_state()
 
-    def update_server_state(self, state: Params, loss: Tensor) -> Params:
-        return self.method.update_server_state(state, loss)
+    def update_server_state(
+        self, state: Params, loss: Tensor, model: Callable[[], Weights]
+    ) -> Params:
+        return self.method.update_server_state(state, loss, model)
 
     def _calibrated(self, theta: Weights, params: Params) -> Weights:
         if f"{PREFIX}scale" not in params:

@@ -1,64 +1,56 @@
-"""FedAvg with pseudo-labels: unlabeled clients train on what a model makes of their points.
+"""FedAvg with pseudo-labels: unlabeled clients train on what a teacher makes of their points.
 
-Lee, "Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method for Deep Neural
-Networks", ICML workshop 2013, inside FedAvg.  A point without a label gets the class that the
-teacher thinks most probable, if it is sure enough.  The teacher is the model that the stage began
-from, where there is a stage before (its weights are sent once), else FedAvg's own as the round
-began.  With `prior`, the teacher knows how often each class occurs among the batch's points without
-a label (EM, `prior.py`).
+FedAvg's loss, or that of FedAvg with logit adjustment (`fedavg_la.py`), where points without a
+label have the one that the federation's own averaged model gives them (`teacher.py`).
 
-Beware: with `threshold` 0 a teacher that knows nothing yet teaches, too; begin from a stage before.
+Best with `server.averaging`, `method.correction = "em"`, which calibrates the teacher, and about as
+many labeled as unlabeled clients in a cohort (`server.alpha`).
 
-Sent per client and round: as FedAvg.  All clients train.
+Sent per client and round: as FedAvg, and the teacher down, 4 d bytes.  All clients train.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from flowdup.methods.base import Batch, NoSettings, adjusted_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
+from flowdup.methods.teacher import Teacher, TeacherConfig
+from flowdup.models.network import Weights
 from flowdup.params import Params
-from flowdup.prior import log_prior
 from flowdup.settings import check_range
 
 
 @dataclass(frozen=True)
 class FedAvgPseudoConfig:
-    threshold: float = 0.0  # the least probability of a pseudo-label
-    prior: bool = True
-    sparsity: float = 0.03  # of the prior
-    adjusted: float = 0.0  # as in fedavg-la
+    adjusted: float = 0.5  # the share of the loss that knows label shares, as in fedavg-la
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
 
     def __post_init__(self) -> None:
-        check_range("method.threshold", self.threshold, 0, 1)
-        check_range("method.sparsity", self.sparsity, 0, 1)
         check_range("method.adjusted", self.adjusted, 0, 1)
 
 
 class FedAvgPseudo(FedAvg):
     learns_unlabeled = True
+    relabels = True
 
     def __init__(self, config: FedAvgPseudoConfig, context: MethodContext) -> None:
         super().__init__(NoSettings(), context)
-        self.config, self.teacher = config, context.start_here()
+        self.config, self.teacher = config, Teacher(config.teacher, context)
+        self.broadcast = self.teacher.broadcast
+
+    def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
+        return self.teacher.labels(start, x, y, present)
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
-        labeled = self._labeled(batch, start)
-        return adjusted_loss(self.f(params, batch.x), labeled, self.config.adjusted)
+        return adjusted_loss(self.f(params, batch.x), batch, self.config.adjusted)
 
-    def _labeled(self, batch: Batch, start: Params) -> Batch:
-        """The batch with pseudo-labels where it has none."""
-        teacher = self.teacher or {n: start[n] for n in self.f.shapes}
-        with torch.no_grad():
-            logits = self.f(teacher, batch.x)
-            without = batch.present - batch.labeled
-            if self.config.prior:
-                logits = logits + log_prior(logits, without, self.config.sparsity)
-            confidence, y = logits.softmax(1).max(1)
-            sure = without * (confidence >= self.config.threshold)
-        return batch._replace(
-            y=torch.where(batch.labeled > 0, batch.y, y), labeled=batch.labeled + sure
-        )
+    def server_state(self) -> Params:
+        return self.teacher.server_state()
+
+    def update_server_state(
+        self, state: Params, loss: Tensor, model: Callable[[], Weights]
+    ) -> Params:
+        return self.teacher.updated(state, model())

@@ -77,6 +77,7 @@ class Network:
     compute: torch.dtype | None = None  # what the module computes in; None: as its weights are
     copies: _Copies = field(default_factory=_Copies)
     name: str = ""  # in the table of models; empty: a method's own
+    init_scale: float = 1.0  # of what `init` draws
 
     @classmethod
     def build(
@@ -125,7 +126,8 @@ class Network:
         return out.to(dtype)
 
     def init(self, stream: Stream) -> Weights:
-        """theta_0: U(-b, b) with b = sqrt(6 / fan_in) for what is drawn, each from its own stream.
+        """theta_0: U(-b, b) with b = init_scale sqrt(6 / fan_in) for what is drawn, each from its
+        own stream.
 
         One float32 product per weight, so the bits are the same everywhere.
         """
@@ -134,7 +136,7 @@ class Network:
             if name in self.constants:
                 weights[name] = self.constants[name].clone()
             else:
-                bound = np.float32(math.sqrt(6.0 / math.prod(shape[1:])))
+                bound = np.float32(self.init_scale * math.sqrt(6.0 / math.prod(shape[1:])))
                 draw = stream.child(name).uniform(math.prod(shape)) * bound
                 weights[name] = torch.from_numpy(draw).reshape(shape)
         return weights

@@ -51,8 +51,7 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         )
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"'{name}' names a seed twice in {seeds}: name each once")
-    for text in overrides or []:
-        table = override(table, text)
+    table = override(table, *overrides or [])
     _check_metric_names()
     changes = [v for name, change in variants.items() for v in _expand(name, change)]
     _check_apart([variant for variant, _ in changes], seeds, ComparisonFolder(out))

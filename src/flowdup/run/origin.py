@@ -43,10 +43,7 @@ def stored_config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
         config = folder.read_config()
         if folder.started:
             check_settings(folder, config, folder.config.name)
-    table = plain(config)
-    for text in overrides:
-        table = override(table, text)
-    return read_config(table)
+    return read_config(override(plain(config), *overrides))
 
 
 def check_settings(folder: RunFolder, new: Config, where: str = "the settings given") -> None:

@@ -25,7 +25,7 @@ from flowdup.models import Weights
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.start import load_start
-from flowdup.server import BestRound, Round, ServerState, initial_state, train
+from flowdup.server import BestRound, Round, ServerState, initial_state, next_round
 
 _OTHER = "choose another folder"
 _AHEAD = 8  # rounds that a GPU has been given and not yet done
@@ -144,22 +144,25 @@ class Simulation:
         """
         config, waiting = self.config, deque[tuple[Round, HostScalars]]()
         ahead = _AHEAD if self.device.type == "cuda" else 0
-        last, correction, best = state.began + config.server.rounds, state.correction, state.best
-        for latest in train(config.server, self.method, self.engine, state, self.stream):
+        last = state.began + config.server.rounds
+        while state.round < last:
+            latest = next_round(config.server, self.method, self.engine, state, self.stream)
             waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
-            number = latest.state.round
-            due = number % config.run.evaluate_every == 0 or number == last
+            state = latest.state
+            due = state.round % config.run.evaluate_every == 0 or state.round == last
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())
                 if due and result is latest:
-                    accuracy, correction = self._validate(result.state)
+                    accuracy, correction = self._validate(state)
+                    state = replace(state, correction=correction)
                     if accuracy.mean is not None:
                         metrics["validation_accuracy"] = accuracy.mean
                         metrics["validation_worst_decile"] = accuracy.worst_decile
-                        new = BestRound(number, accuracy.mean)
-                        best = best.after(number, accuracy.mean) if best else new
-                yield replace(result.state, correction=correction, best=best), metrics
+                        new = BestRound(state.round, accuracy.mean)
+                        best = state.best.after(state.round, accuracy.mean) if state.best else new
+                        state = replace(state, best=best)
+                yield (state if result is latest else result.state), metrics
 
     def _validate(self, state: ServerState) -> tuple[Summary, Params]:
         """Accuracy of validation clients, and the correction that it is with."""

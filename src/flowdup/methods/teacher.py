@@ -1,0 +1,72 @@
+"""A teacher: the federation's own global model labels the points of clients that have no labels.
+
+The server broadcasts the weights of its global model after every round: of psi's moving average
+where the server keeps one, calibrated where validation clients calibrate it (`corrected.py`).
+Before a client takes its steps, with teacher T and class shares q by EM (`prior.py`) on all of its
+points without a label, as they are, not augmented,
+
+    y(x) = argmax of T(x) + log q,  if its probability is at least `threshold`
+
+At first T is the model that the stage began from; without one it knows nothing for `warm_up`
+rounds, and no point is labeled.
+
+Lee, "Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method for Deep Neural
+Networks", ICML workshop 2013; Tarvainen, Valpola, "Mean Teachers are Better Role Models", NeurIPS
+2017, for the average.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowdup.methods.context import MethodContext
+from flowdup.models.network import Weights
+from flowdup.params import Params, prefixed, strip_prefix
+from flowdup.prior import log_prior
+from flowdup.settings import check_range
+
+_PREFIX = "teacher."
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    threshold: float = 0.8  # the least probability of a label that it gives
+    prior: bool = True  # whether it asks for class shares
+    sparsity: float = 0.03  # of these
+    warm_up: int = 150  # rounds without it, where no stage came before
+
+    def __post_init__(self) -> None:
+        check_range("method.teacher.threshold", self.threshold, 0, 1)
+        check_range("method.teacher.sparsity", self.sparsity, 0, 1)
+        check_range("method.teacher.warm_up", self.warm_up, 0)
+
+
+class Teacher:
+    """Its weights are part of the method's server state, `broadcast` to clients."""
+
+    def __init__(self, config: TeacherConfig, context: MethodContext) -> None:
+        self.config, self.f, self.start = config, context.f, context.start_here()
+        self.warm_up = 0 if self.start else config.warm_up
+        self.broadcast = tuple(f"{_PREFIX}{name}" for name in self.f.shapes)
+
+    def server_state(self) -> Params:
+        """Its weights at the start, and the rounds since."""
+        nothing = {n: torch.zeros(shape) for n, shape in self.f.shapes.items()}
+        return prefixed(_PREFIX, self.start or nothing) | {"rounds": torch.zeros(())}
+
+    def updated(self, state: Params, model: Weights) -> Params:
+        """The state after a round that gave the global model these weights."""
+        rounds = state["rounds"] + 1
+        ready = rounds > self.warm_up
+        weights = {n: torch.where(ready, w, state[f"{_PREFIX}{n}"]) for n, w in model.items()}
+        return prefixed(_PREFIX, weights) | {"rounds": rounds}
+
+    def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
+        """y, with the teacher's labels where there is none (-1) and the teacher is sure."""
+        logits = self.f(strip_prefix(start, _PREFIX), x)  # [n, classes]
+        if self.config.prior:
+            without = present * (y < 0)
+            logits = logits + log_prior(logits, without, self.config.sparsity)
+        probability, found = logits.softmax(1).max(1)
+        return torch.where((y < 0) & (probability >= self.config.threshold), found, y)
