@@ -108,7 +108,7 @@ def test_tables_share_the_runs_of_cells_that_are_the_same(monkeypatch: pytest.Mo
     nothing = Records(Path("nothing"))
     main, k = load_experiment("paper-cifar10-cnn"), load_experiment("paper-subspace-dimension")
     both, alone = plan([main, k], nothing).known, plan([main], nothing).known
-    assert len(both) - len(alone) == 3 * 4 * 4  # k = 10,000 is the main table's FLowDUP
+    assert len(both) - len(alone) == 3 * 4  # k = 10,000 is the main table's FLowDUP
     questions = load_experiment("question-worst-decile")
     assert set(plan([questions], nothing).known) <= set(alone)
 
@@ -129,6 +129,29 @@ def test_the_setting_is_chosen_by_validation_clients_of_the_search_seed_alone() 
     wanted = plan([table], records).missing
     assert wanted[high.runs[0].digest].evaluate
     assert low.runs[2].digest not in wanted
+
+
+def test_with_a_search_column_its_search_decides_for_the_whole_row() -> None:
+    more = """[columns]
+"p = 0.3" = { data = { labeled_fraction = 0.3 } }
+"""
+    table = read_experiment(
+        "small",
+        parse_toml(SMALL.replace("[columns]\n", more).replace("paper = [[66.1, 1.5]]\n", "")),
+    )
+    one = replace(table, search_column="p = 0.3")
+    cell = next(c for c in one.cells if c.column != "p = 0.3")
+    decider = one.decider(cell)
+    assert (decider.row, decider.column) == (cell.row, "p = 0.3")
+    records = Records(Path("nothing"))
+    nothing = [set(plan([t], records).missing) for t in (one, table)]
+    assert len(nothing[0]) < len(nothing[1])
+    for candidate, here, there in zip(cell.candidates, (9.0, 8.0), (1.0, 2.0), strict=True):
+        records.add(record(candidate.runs[0].config, here))
+        same = next(c for c in decider.candidates if c.searched == candidate.searched)
+        records.add(record(same.runs[0].config, there))
+    assert choose(table, cell, records).candidate == cell.candidates[0]
+    assert choose(one, cell, records).candidate == cell.candidates[1]
 
 
 def test_a_setting_that_diverged_is_not_chosen_and_not_tried_again() -> None:

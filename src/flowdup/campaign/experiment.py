@@ -18,8 +18,8 @@
     like = "other-table/FedAvg"            # settings and search of a row in a file beside this one
 
 A cell's search is decided by the accuracy on validation clients with the seeds `search_seeds` (the
-first, if none are named).  Every row must have equally many settings to choose from, or `unequal`
-must say why not.
+first, if none are named); with `search_column`, in that column for the whole row.  Every row must
+have equally many settings to choose from, or `unequal` must say why not.
 """
 
 import itertools
@@ -38,8 +38,8 @@ from flowdup.settings import Table, as_table, nearest
 MEASURES = ("accuracy", "held_out", "worst_decile")
 _KEYS = {
     **{"title": str, "paper": str, "note": str, "preset": str, "reference": str, "unequal": str},
-    **{"seeds": list, "search_seeds": list, "support": list, "show": str, "embedding": dict},
-    **{"settings": dict, "columns": dict, "rows": dict},
+    **{"seeds": list, "search_seeds": list, "search_column": str, "support": list, "show": str},
+    **{"embedding": dict, "settings": dict, "columns": dict, "rows": dict},
 }
 _ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "like": str}
 _EMBEDDING_KEYS = {"row": str, "column": str, "by": str}
@@ -92,12 +92,18 @@ class Experiment:
     unequal: str
     seeds: tuple[int, ...]
     search_seeds: tuple[int, ...]
+    search_column: str  # that decides for all; empty: each for itself
     support: tuple[int, ...]  # numbers of points that models are made from, too
     show: str  # the measure of the short table
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     search: dict[str, dict[str, list[Any]]]  # by row
     cells: tuple[Cell, ...]
+
+    def decider(self, cell: Cell) -> Cell:
+        """The cell of the same row whose search is decisive."""
+        column = self.search_column or cell.column
+        return next(c for c in self.cells if (c.row, c.column) == (cell.row, column))
 
 
 def experiment_names() -> dict[str, Path]:
@@ -171,6 +177,11 @@ def read_experiment(
     search_seeds = _seeds(table.get("search_seeds", [all_seeds[0]]), f"{name}.search_seeds")
     if not set(search_seeds) <= set(all_seeds):
         raise ConfigError(f"{name}.search_seeds must be some of its seeds {list(all_seeds)}")
+    if (search_column := table.get("search_column", "")) not in ["", *table["columns"]]:
+        raise ConfigError(
+            f"{name}.search_column must be one of its columns {', '.join(table['columns'])}, not "
+            f"'{shorten(search_column)}'"
+        )
     support = tuple(table.get("support", []))
     if any(type(points) is not int or points < 1 for points in support):
         raise ConfigError(f"{name}.support must have numbers of points, not {shorten(support)}")
@@ -201,6 +212,7 @@ def read_experiment(
         unequal=table.get("unequal", ""),
         seeds=all_seeds[: seeds or None],
         search_seeds=search_seeds,
+        search_column=search_column,
         support=support,
         show=show,
         columns=tuple(table["columns"]),

@@ -41,6 +41,7 @@ def collect(experiment: Experiment, records: Records) -> dict[str, Any]:
         "rows": list(experiment.rows),
         "seeds": list(experiment.seeds),
         "search_seeds": list(experiment.search_seeds),
+        "search_column": experiment.search_column,
         "search": experiment.search,
         "cells": list(cells.values()),
     }

@@ -78,7 +78,7 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
     for experiment in experiments:
         for cell in experiment.cells:
             choice = choose(experiment, cell, records)
-            if len(cell.candidates) > 1:
+            if len(cell.candidates) > 1 and experiment.decider(cell) is cell:
                 for candidate in cell.candidates:
                     for turn, seed in enumerate(experiment.search_seeds):
                         title = f"{experiment.name}: {cell.title}, {candidate.label}, seed {seed}"

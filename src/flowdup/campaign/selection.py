@@ -25,7 +25,8 @@ def choose(experiment: Experiment, cell: Cell, records: Records) -> Choice:
     tried: list[dict[str, Any]] = []
     best: tuple[float, Candidate] | None = None
     complete = True
-    for candidate in cell.candidates:
+    decisive = experiment.decider(cell).candidates
+    for candidate, own in zip(decisive, cell.candidates, strict=True):
         found = [records.get(candidate.runs[seed]) for seed in experiment.search_seeds]
         failed = [record["failed"] for record in found if record and "failed" in record]
         entry: dict[str, Any] = {"settings": candidate.searched}
@@ -39,5 +40,5 @@ def choose(experiment: Experiment, cell: Cell, records: Records) -> Choice:
         score = fmean(values)
         tried.append(entry | {"validation": score})
         if best is None or score > best[0]:
-            best = score, candidate
+            best = score, own
     return Choice(best[1] if best and complete else None, tried, complete)
