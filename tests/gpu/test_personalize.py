@@ -62,3 +62,22 @@ def test_eight_threads_make_and_use_personalizers_at_once(folder: Path) -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(make, range(THREADS)))
+
+
+def test_callers_on_streams_of_their_own_get_their_own_models(folder: Path) -> None:
+    """Nobody waits between calls, so only the order of streams keeps one's copy from another's."""
+    there = flowdup.load(folder, DEVICE)
+    sets = [client(i, 20).x.to(DEVICE) for i in range(4)]
+    wanted = [dict(there.personalize(x).module.named_parameters()) for x in sets]
+    shared = there.personalizer(sets[0])
+    streams = [torch.cuda.Stream() for _ in sets]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(20):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found.append((number, shared(sets[number])))
+    torch.cuda.synchronize()
+    for number, weights in found:
+        for name, weight in wanted[number].items():
+            assert torch.allclose(weights[name], weight, atol=1e-5), name

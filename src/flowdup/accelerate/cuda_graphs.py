@@ -28,22 +28,26 @@ class CudaGraphFunction:
             self.out, self.structure = tree.flatten(self.traced(x))
 
         self.replay = capture(program, [self.x])
-        self.done: torch.cuda.Event | None = None  # when the last caller has its copy
-        if x.is_cuda:
-            self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Any:
         found = [torch.empty_like(t) for t in self.out]
         with self.turn:
-            if self.done:
-                self.done.wait()
+            self._follow_last_caller()
             self.x.copy_(x)
             self.replay()
             torch_private.copy_all(found, self.out)
-            if self.done:
-                self.done.record()
         return tree.unflatten(found, self.structure)
+
+    def _follow_last_caller(self) -> None:
+        """Let this stream wait until the one that was used last has its copy, if it is another."""
+        if self.stream is None:
+            return
+        here = torch.cuda.current_stream(self.x.device)
+        if here != self.stream:
+            here.wait_stream(self.stream)
+            self.stream = here
 
 
 def capture(program: Callable[..., Any], tensors: list[Tensor]) -> Callable[[], None]:
