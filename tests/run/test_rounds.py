@@ -1,10 +1,12 @@
 """What a run records of its rounds, and how it goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import METHODS, SPEC, client, population, ragged_clients
 
 from flowdup import Config, Population, evaluate_run, read_config, train_run
@@ -68,3 +70,18 @@ def test_costs_are_those_of_a_client_of_middling_size(tmp_path: Path) -> None:
     config = settings(1)
     list(train_run(config, tmp_path, population=ours))
     assert evaluate_run(tmp_path, ours)["cost"]["points"] == 12
+
+
+def test_a_teacher_is_calibrated_from_the_first_evaluation_on() -> None:
+    method = {"name": "fedavg-pseudo", "correction": "em", "teacher": {"warm_up": 0}}
+    every_second = {"evaluate_every": 2}
+    config = settings(3, {"averaging": 0.5}, method=method, run=every_second)
+    simulation = Simulation(config, population())
+    first, second, third = (s for s, _ in simulation.rounds(simulation.initial_state()))
+    assert not first.correction
+    for state, correction in ((first, {}), (third, second.correction)):
+        model = simulation.method.global_model(replace(state, correction=correction).deployed)
+        found = {n: state.method_state[f"teacher.{n}"] for n in model}
+        assert all(torch.equal(found[n], w) for n, w in model.items())
+    plain = simulation.method.global_model(third.average)
+    assert any(not torch.equal(model[n], w) for n, w in plain.items())
