@@ -23,7 +23,7 @@ _DEEPEST = 20  # parts of a setting's name
 @dataclass(frozen=True)
 class RunConfig:
     evaluate_every: int = 50  # rounds between evaluations on validation clients
-    checkpoint_every: int = 50
+    checkpoint_every: int = 50  # rounds between checkpoints
     keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
     patience: int = 0  # evaluations without a better one after which a stage ends; 0: never
 
@@ -50,8 +50,8 @@ class Config:
     it ended, and in a TOML file what differs in them from the last stage, which the rest describes.
     """
 
-    seed: int = 0
-    model: str = "cnn"  # f
+    seed: int = 0  # of all that is random: clients, cohorts, batches, theta_0, P
+    model: str = "cnn"  # of the clients, f: a name from `register_model` or of flowdup's own
     data: DataConfig = field(default_factory=DataConfig)
     method: MethodConfig = field(default_factory=lambda: MethodConfig.from_table({}))
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -59,7 +59,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
     start: str = ""  # a run folder or model file whose weights the first stage begins from
-    before: tuple[Stage, ...] = ()
+    before: tuple[Stage, ...] = ()  # stages that come first, [[before]] each: what differs in them
 
     @property
     def rounds(self) -> int:

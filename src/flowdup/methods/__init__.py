@@ -110,7 +110,7 @@ def summary(name: str) -> str:
 class MethodConfig:
     """A method's name and its own settings; in a table, `name` stands beside the settings."""
 
-    name: str
+    name: str  # of the method: `flowdup methods` lists them
     settings: Any
     correction: str = "none"  # of personal models for how often classes occur: none or em
 

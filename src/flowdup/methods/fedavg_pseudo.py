@@ -28,9 +28,9 @@ from flowdup.settings import check_range
 @dataclass(frozen=True)
 class FedAvgPseudoConfig:
     threshold: float = 0.0  # the least probability of a pseudo-label
-    prior: bool = True
-    sparsity: float = 0.03  # of the prior
-    adjusted: float = 0.0  # as in fedavg-la
+    prior: bool = True  # whether the teacher knows how often classes occur at a client
+    sparsity: float = 0.03  # taken off each of these shares in EM, so that few classes remain
+    adjusted: float = 0.0  # the share of the loss that knows class shares, as in fedavg-la
 
     def __post_init__(self) -> None:
         check_range("method.threshold", self.threshold, 0, 1)

@@ -41,11 +41,11 @@ class FLowDUPPlusConfig(FLowDUPConfig):
     hypernetwork: HypernetworkConfig = field(
         default_factory=lambda: HypernetworkConfig(pooling="mean-std")
     )
-    train_theta: bool = True
+    train_theta: bool = True  # false: theta stays what the stage began from
     adjusted: float = 0.5  # the share of L_0 that knows the client's label shares
     personal: float = 0.1  # the weight of L and lambda Omega beside L_0
     prior: bool = True  # whether L knows class shares
-    sparsity: float = 0.03  # of these
+    sparsity: float = 0.03  # taken off each of these shares in EM, so that few classes remain
     head: float = 0.0  # the weight of a classification loss of h1, through a layer of its own
 
     def __post_init__(self) -> None:
