@@ -132,7 +132,7 @@ def _read_table(name: str) -> Table:
             f"unknown preset '{shorten(name)}'{nearest(name, names)}: use one of {', '.join(names)}"
             ", or a TOML file"
         )
-    return tomllib.loads((files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(preset_text(name))
 
 
 def read_toml(path: Path) -> Table:
@@ -159,6 +159,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested without end") from None
     except (KeyError, TypeError, AttributeError) as error:  # tomllib's on some malformed keys
         raise ValueError(f"it cannot be parsed ({shorten(error)})") from None
+
+
+def preset_text(name: str) -> str:
+    return (files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
 def preset_names() -> list[str]:

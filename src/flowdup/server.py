@@ -21,7 +21,7 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class ServerConfig:
-    rounds: int = 500  # of a stage
+    rounds: int = 500  # how many a stage has
     cohort: int = 100  # clients in a round
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
     replacement: bool = True  # whether one client may stand in a cohort twice

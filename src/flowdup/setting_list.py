@@ -68,7 +68,9 @@ def _method_settings(default: str, prefix: str) -> Iterator[Setting]:
     for name, entry in METHODS.items():
         for setting in _settings(entry.settings, plain(entry.settings()), prefix):
             found.setdefault(setting, []).append(name)
-    yield from (replace(setting, methods=tuple(names)) for setting, names in found.items())
+    keys = list(dict.fromkeys(setting.key for setting in found))
+    for setting in sorted(found, key=lambda setting: keys.index(setting.key)):
+        yield replace(setting, methods=tuple(found[setting]))
 
 
 def _own_comments(kind: type[Any]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from flowdup.random import Stream
 from flowdup.registry import Registry
 from flowdup.settings import check_range
 
+MEMORY = "memory"  # the source of a run whose clients were given in Python
 _LEAST = {
     "points": 1,
     "train_clients": 0,
@@ -277,8 +278,15 @@ def _public(source: ImageSet | Femnist) -> Loader:
     return partial(_simulated, source)
 
 
+def _refuse_memory(config: DataConfig, stream: Stream) -> Population:
+    raise DataError(
+        "the clients of this run were given in Python and are not in its folder: call "
+        "flowdup.train_run or flowdup.evaluate_run with the same population"
+    )
+
+
 LOADERS: Registry[Loader] = Registry(
     "data source",
     {name: _public(source) for name, source in SOURCES.items()}
-    | {"folder": _read_files, "table": _read_files},
+    | {"folder": _read_files, "table": _read_files, MEMORY: _refuse_memory},
 )
