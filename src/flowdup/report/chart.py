@@ -30,7 +30,7 @@ CHART_STYLE = """
 
 COLORS = 7  # the page's --series-0, --series-1, ...; further series are dashed
 DASHES = ("", "6 3", "2 3")
-ROW = 36  # of a chart of intervals
+ROW = 44  # of a chart of intervals
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def interval_chart(rows: Sequence[Interval], name: str, caption: str, zero: bool
         lines.append(f'<line class="mark" {at} y1="{TOP}" y2="{height - BOTTOM}"/>')
     lines.append(_text(WIDTH / 2, height - 5, caption, "tick", "middle"))
     for number, row in enumerate(rows):
-        y = TOP + ROW * number + 26
-        lines.append(_text(12, y - 11, row.name, "name", "start"))
-        lines.append(_text(WIDTH - 12, y - 11, row.text, "value", "end"))
+        y = TOP + ROW * number + 28
+        lines.append(_text(12, y - 12, row.name, "name", "start"))
+        lines.append(_text(WIDTH - 12, y - 12, row.text, "value", "end"))
         for part in row.parts:
             lines.append(f'<circle class="one" cx="{x(part):.1f}" cy="{y}" r="3.5"/>')
         if row.reach is not None:

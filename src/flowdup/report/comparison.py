@@ -10,7 +10,7 @@ from typing import Any
 from flowdup.evaluation import METRICS, READINGS
 from flowdup.report.chart import Interval, Series, interval_chart, series_chart, stroke
 from flowdup.report.contents import RunContents, is_number
-from flowdup.report.html import NAMES, SPOKEN
+from flowdup.report.html import NAMES, metric_digits, metric_label
 from flowdup.report.parts import (
     card,
     card_grid,
@@ -235,8 +235,10 @@ def _other_metrics(variants: Sequence[ComparedVariant]) -> str:
     rows = []
     for variant in variants:
         found = [list(variant.values(name).values()) for name in names]
-        rows.append((variant.label, [f"{fmean(f):.3f}" if f else DASH for f in found]))
-    titles = [SPOKEN.get(name, name.replace("_", " ")) for name in names]
+        digits = [metric_digits(METRICS[name]) for name in names]
+        cells = [f"{fmean(f):.{d}f}" if f else DASH for f, d in zip(found, digits, strict=True)]
+        rows.append((variant.label, cells))
+    titles = [metric_label(name, METRICS[name]) for name in names]
     note = "Means over clients and seeds, transductive."
     return card("Other metrics", html_table(["", *titles], rows), note)
 

@@ -121,8 +121,10 @@ def _metrics(run: RunContents, reading: str) -> str:
     for name in run.evaluation.get("metrics", {}).get(reading, {}):
         metric, found = METRICS.get(name), run.summary(reading, name)
         if found:
-            cells = [f"{found[key]:.{_digits(metric)}f}" if key in found else "" for key in COLUMNS]
-            rows.append((_label(name, metric), cells))
+            cells = [
+                f"{found[key]:.{metric_digits(metric)}f}" if key in found else "" for key in COLUMNS
+            ]
+            rows.append((metric_label(name, metric), cells))
     if not rows:
         return ""
     note = (
@@ -132,7 +134,7 @@ def _metrics(run: RunContents, reading: str) -> str:
     return card(title, html_table(["", *COLUMNS.values()], rows), note)
 
 
-def _label(name: str, metric: Metric | None) -> str:
+def metric_label(name: str, metric: Metric | None) -> str:
     """A metric's name for people, with its unit and its direction where they are known."""
     unit = metric.unit if metric else ""
     lower = "lower is better" if metric and not metric.higher_is_better else ""
@@ -140,7 +142,7 @@ def _label(name: str, metric: Metric | None) -> str:
     return SPOKEN.get(name, name.replace("_", " ")) + (f" ({text})" if text else "")
 
 
-def _digits(metric: Metric | None) -> int:
+def metric_digits(metric: Metric | None) -> int:
     return 1 if metric is not None and metric.unit == "%" else 3
 
 

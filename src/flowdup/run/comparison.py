@@ -130,14 +130,12 @@ def _expand(name: str, change: Table) -> Iterator[tuple[str, str, Table]]:
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:
-    """Every key by as many of its last parts as tell it from the others."""
-    found = {}
-    for key in keys:
-        parts = key.split(".")
-        tails = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
-        others = [f".{other}" for other in keys if other != key]
-        found[key] = next((t for t in tails if not any(o.endswith(f".{t}") for o in others)), key)
-    return found
+    """Every key as short as tells it from the others: `lr`, `client lr`, or all of it."""
+    for shorten in (lambda parts: parts[-1:], lambda parts: [parts[0], parts[-1]]):
+        short = [" ".join(shorten(key.split("."))) for key in keys]
+        if len(set(short)) == len(keys):
+            return dict(zip(keys, short, strict=True))
+    return {key: key for key in keys}
 
 
 def _seeds(value: Any) -> bool:

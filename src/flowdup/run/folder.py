@@ -10,6 +10,7 @@ lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
 embedding.*     a figure of the clients, png and svg (`embed_run`)
 report.html     curves, metrics, settings
+tensorboard/    the metrics for TensorBoard, if `run.log` names it (`tensorboard.py`)
 
 Files are replaced as a whole, so that a process killed at any moment leaves the old one or the new
 one; metrics.jsonl grows, and a last line that was never finished does not count.  A run begins with

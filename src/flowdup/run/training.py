@@ -36,6 +36,7 @@ from flowdup.run.origin import (
 )
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
+from flowdup.run.tensorboard import check_installed, tensorboard_log
 from flowdup.server import ServerState, check_roster
 
 _LOG = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def train_run(
     """
     folder, writes = RunFolder(Path(out)), is_main_process()
     config = with_absolute_paths(config if population is None else with_given_clients(config))
+    check_installed(config.run.log)
     with ExitStack() as held:
         exists = folder.path.exists()
         if writes and exists:
@@ -156,24 +158,26 @@ def _train_and_write(
     if progress.finished:
         _LOG.info("%s is finished, after round %d", folder.path, progress.state.round)
     stopped = _stops(stop) and not progress.finished
-    rounds = iter(()) if stopped else progress.rounds()
-    for metrics in rounds:
-        metrics["seconds"] = round(time.monotonic() - start, 3)
-        folder.append_metrics(metrics)
-        keep = config.run.keep == "best" and progress.is_best
-        due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
-        if due or keep:
-            folder.sync_metrics()
-            save(folder.checkpoint)
-        if keep:
-            save(folder.best)
-        yield metrics
-        if not progress.finished and _stops(stop):
-            if not due and not keep:
+    rounds = iter(()) if stopped or progress.finished else progress.rounds()
+    with tensorboard_log(folder.path, config.run.log, progress.state.round) as board:
+        for metrics in rounds:
+            metrics["seconds"] = round(time.monotonic() - start, 3)
+            folder.append_metrics(metrics)
+            board.add(metrics)
+            keep = config.run.keep == "best" and progress.is_best
+            due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
+            if due or keep:
                 folder.sync_metrics()
                 save(folder.checkpoint)
-            stopped = True
-            break
+            if keep:
+                save(folder.best)
+            yield metrics
+            if not progress.finished and _stops(stop):
+                if not due and not keep:
+                    folder.sync_metrics()
+                    save(folder.checkpoint)
+                stopped = True
+                break
     write_report(folder.path)
     wait_for_all()
     return stopped
