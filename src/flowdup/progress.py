@@ -117,16 +117,18 @@ class Rounds(_Bars):
     def show(self, metrics: dict[str, Any]) -> None:
         loss = metrics["loss"]
         fields: dict[str, Any] = {"loss": "-" if loss is None else f"{loss:.4f}"}
-        if self.start is None:
-            self.preparing.stop()
-            self.progress.start()
-            self.start = (metrics["round"], metrics["seconds"])  # a resumed run is not at 0
+        begins = self.start is None
+        if self.start is None:  # a resumed run does not begin at 0
+            self.start = (metrics["round"], metrics["seconds"])
         if "validation_accuracy" in metrics:
             fields["accuracy"] = f"{metrics['validation_accuracy']:.2f} %"
         elapsed = metrics["seconds"] - self.start[1]
         if elapsed > 0:
             fields["speed"] = f"{(metrics['round'] - self.start[0]) / elapsed:.1f}"
         self.progress.update(self.task, completed=metrics["round"], **fields)
+        if begins:
+            self.preparing.stop()
+            self.progress.start()
 
 
 class Jobs(_Bars):

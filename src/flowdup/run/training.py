@@ -36,7 +36,7 @@ from flowdup.run.origin import (
 )
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
-from flowdup.run.tensorboard import check_installed, tensorboard_log
+from flowdup.run.tensorboard import TensorBoardLog, check_installed, tensorboard_log
 from flowdup.server import ServerState, check_roster
 
 _LOG = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ def train_run(
         wait_for_all()  # nobody reads before the folder is locked
         progress = _start(folder, config, population, fresh)
         if writes:
-            return (yield from _train_and_write(folder, progress, stop))
+            log = tensorboard_log(folder.path, config.run.log, progress.state.round)
+            return (yield from _train_and_write(folder, progress, held.enter_context(log), stop))
         wait_for_all()  # the main process may now change what everyone has read
         stopped = _stops(stop) and not progress.finished
         if not stopped:
@@ -133,7 +134,7 @@ class _Progress:
 
 
 def _train_and_write(
-    folder: RunFolder, progress: _Progress, stop: Callable[[], bool] | None
+    folder: RunFolder, progress: _Progress, log: TensorBoardLog, stop: Callable[[], bool] | None
 ) -> Generator[Metrics, None, bool]:
     config, listing = progress.config, progress.simulation.listing()
     origin = origin_of(config, listing)
@@ -159,25 +160,24 @@ def _train_and_write(
         _LOG.info("%s is finished, after round %d", folder.path, progress.state.round)
     stopped = _stops(stop) and not progress.finished
     rounds = iter(()) if stopped or progress.finished else progress.rounds()
-    with tensorboard_log(folder.path, config.run.log, progress.state.round) as board:
-        for metrics in rounds:
-            metrics["seconds"] = round(time.monotonic() - start, 3)
-            folder.append_metrics(metrics)
-            board.add(metrics)
-            keep = config.run.keep == "best" and progress.is_best
-            due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
-            if due or keep:
+    for metrics in rounds:
+        metrics["seconds"] = round(time.monotonic() - start, 3)
+        folder.append_metrics(metrics)
+        log.add(metrics)
+        keep = config.run.keep == "best" and progress.is_best
+        due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
+        if due or keep:
+            folder.sync_metrics()
+            save(folder.checkpoint)
+        if keep:
+            save(folder.best)
+        yield metrics
+        if not progress.finished and _stops(stop):
+            if not due and not keep:
                 folder.sync_metrics()
                 save(folder.checkpoint)
-            if keep:
-                save(folder.best)
-            yield metrics
-            if not progress.finished and _stops(stop):
-                if not due and not keep:
-                    folder.sync_metrics()
-                    save(folder.checkpoint)
-                stopped = True
-                break
+            stopped = True
+            break
     write_report(folder.path)
     wait_for_all()
     return stopped
