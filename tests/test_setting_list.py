@@ -6,7 +6,8 @@ import pytest
 
 from flowdup.config import Config, override, read_config
 from flowdup.errors import ConfigError
-from flowdup.methods import METHODS, Method, register_method
+from flowdup.methods import METHODS, register_method
+from flowdup.methods.fedavg import FedAvg
 from flowdup.setting_list import field_comments, list_settings
 from flowdup.settings import plain, setting_paths
 
@@ -26,7 +27,7 @@ class OtherConfig(OwnConfig):
     bare: float = 0.7  # known now
 
 
-class Own(Method):
+class Own(FedAvg):
     """A method for this test."""
 
 

@@ -36,11 +36,15 @@ def _processor() -> str:
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
-def commit() -> str:
-    """Of the source tree; FLOWDUP_COMMIT names it where a copy has no history."""
+def commit(package: Path = Path(__file__).parent) -> str:
+    """Of the source tree that the package is in, or that it was built from (`hatch_build.py`);
+    FLOWDUP_COMMIT names it where a copy has neither.
+    """
     if named := os.environ.get("FLOWDUP_COMMIT"):
         return named
-    root = Path(__file__).parents[2]
+    built, root = package / "commit.txt", package.parents[1]
+    if built.is_file():
+        return built.read_text("utf-8").strip()
     if not (root / ".git").exists():  # installed: a repository around it is somebody else's
         return UNKNOWN
     command = ["git", "-C", str(root), "describe", "--always", "--dirty"]

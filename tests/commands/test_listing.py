@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commands.here import flowdup
@@ -37,6 +38,17 @@ def test_the_version_is_told_with_the_commit() -> None:
     ended = flowdup("--version")
     known = "" if commit() == UNKNOWN else f" (commit {commit()})"
     assert ended == (0, f"flowdup {package.__version__}{known}\n", "")
+
+
+def test_an_installed_package_knows_the_commit_that_it_was_built_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLOWDUP_COMMIT", raising=False)
+    package = tmp_path / "site-packages" / "flowdup"
+    package.mkdir(parents=True)
+    assert commit(package) == UNKNOWN
+    (package / "commit.txt").write_text("c0ffee\n")
+    assert commit(package) == "c0ffee"
 
 
 @pytest.mark.parametrize(
