@@ -55,9 +55,12 @@ th { font-weight: 400; color: var(--soft); font-size: 13px; }
 thead th { border: 0; }
 td { white-space: nowrap; }
 th:first-child { text-align: left; padding-left: 0; overflow-wrap: anywhere; min-width: 96px; }
+.scroll th:first-child { position: sticky; left: 0; background: var(--card); }
 tbody th { color: var(--ink); font-size: inherit; }
 summary { cursor: pointer; font-weight: 600; }
 pre { overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; margin: 12px 0 0; }
+@media (max-width: 600px) { body { padding: 24px 12px 40px; } .card { padding: 14px; }
+  svg .tick { font-size: 16px; } svg .name { font-size: 16px; } svg .value { font-size: 15px; } }
 """
 
 
