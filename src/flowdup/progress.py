@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -18,7 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.status import Status
+from rich.spinner import Spinner
 from rich.text import Text
 
 from flowdup.engines.distributed import is_main_process
@@ -52,8 +53,7 @@ class Preparing:
     def __init__(self, quiet: bool = False) -> None:
         console = Console(stderr=True)
         self.quiet = quiet or not console.is_terminal or not is_main_process()
-        self.status = console.status("starting ...")
-        self.reader = _StatusReader(self.status)
+        self.reader = _SpinnerReader(console)
         self.log = logging.getLogger("flowdup")
         self.level = self.log.level
 
@@ -61,11 +61,11 @@ class Preparing:
         if not self.quiet:
             self.log.setLevel(logging.INFO)
             self.log.addHandler(self.reader)
-            self.status.start()
+            self.reader.live.start()
 
     def stop(self) -> None:
         if not self.quiet:
-            self.status.stop()
+            self.reader.live.stop()
             self.log.removeHandler(self.reader)
             self.log.setLevel(self.level)
 
@@ -77,13 +77,17 @@ class Preparing:
         self.stop()
 
 
-class _StatusReader(logging.Handler):
-    def __init__(self, status: Status) -> None:
+class _SpinnerReader(logging.Handler):
+    """A spinner with the latest message of a log; it leaves nothing behind."""
+
+    def __init__(self, console: Console) -> None:
         super().__init__()
-        self.status = status
+        self.spinner = Spinner("dots", "starting ...")
+        self.live = Live(self.spinner, console=console, transient=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.status.update(Text(f"{record.getMessage()} ..."))
+        self.spinner.update(text=Text(f"{record.getMessage()} ..."))
+        self.live.refresh()  # at once: the next message may come before the next frame
 
 
 class Rounds(_Bars):
