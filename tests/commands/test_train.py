@@ -28,12 +28,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_terminal_is_told_what_goes_on_before_the_first_round(tmp_path: Path) -> None:
-    ended = flowdup_on_terminal("train", *SMALL, "--out", tmp_path / "run")
+    stage = '--set=before=[{method={name="fedavg"}, server={rounds=1}}]'
+    ended = flowdup_on_terminal("train", *SMALL, stage, "--out", tmp_path / "run")
     assert ended.code == 0
     phases = ["loading the clients of 'digits'", "building the model 'mlp'", "the first round"]
-    places = [ended.error.find(text) for text in (*phases, "2/2")]
+    places = [ended.error.find(text) for text in (*phases, "3/3")]  # one bar over all stages
     assert -1 not in places and places == sorted(places)
-    assert "0/2" not in ended.error  # no empty bar
+    assert "0/3" not in ended.error  # no empty bar
     assert ended.out.startswith("run folder")
 
 
