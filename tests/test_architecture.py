@@ -8,7 +8,7 @@ import flowdup
 
 SOURCE = Path(flowdup.__file__).parent
 ROOMS = [  # from low to high; docs/architecture.md shows the same
-    *("errors", "strict_json", "memory", "settings", "files", "interruption", "devices"),
+    *("version", "errors", "strict_json", "memory", "settings", "files", "interruption", "devices"),
     *(
         "metrics_file",
         "provenance",
@@ -30,10 +30,11 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "personalize",
         "cost",
         "config",
+        "setting_list",
         "law_cases",
         "laws",
     ),
-    *("report", "run", "progress", "campaign", "cli"),
+    *("report", "run", "progress", "campaign", "commands", "cli"),
     *("__init__", "__main__"),
 ]
 LONGEST = 350  # lines

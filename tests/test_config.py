@@ -26,7 +26,11 @@ def test_a_resolved_configuration_reads_back_as_itself() -> None:
         ("client.optimiser.lr", "client.optimizer.lr"),
         ("method.regularisation", "method.regularization"),
         ("method.subspace.kk", "method.subspace.k"),
-        ("lr", "client.optimizer.lr"),
+        ("lr", "client.optimizer.lr' or 'server.optimizer.lr"),
+        ("server.lr", "server.optimizer.lr"),
+        ("method.k", "method.subspace.k"),
+        ("client.rounds", "server.rounds"),
+        ("optimizer.lr", "client.optimizer' or 'server.optimizer"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_valid_one(key: str, near: str) -> None:

@@ -8,6 +8,7 @@ from flowdup.methods import register_method
 from flowdup.models import register_model
 from flowdup.personalize import Federation, PersonalModel, load, load_model
 from flowdup.run import evaluate_run, train_run
+from flowdup.version import __version__
 
 __all__ = [
     "ClientData",
@@ -17,6 +18,7 @@ __all__ = [
     "InputSpec",
     "PersonalModel",
     "Population",
+    "__version__",
     "evaluate_run",
     "load",
     "load_config",

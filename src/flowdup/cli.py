@@ -1,21 +1,24 @@
 """The command line: parse, call, print."""
 
 import io
+import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from flowdup.campaign.command import reproduce
+from flowdup.commands.compare import compare
+from flowdup.commands.completion import complete_preset, complete_setting
+from flowdup.commands.listing import presets, settings
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.sources import SOURCES, data_folder, named
@@ -28,24 +31,29 @@ from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
 from flowdup.personalize import load, load_model
-from flowdup.progress import Downloads, Jobs, Rounds
+from flowdup.progress import Downloads, Preparing, Rounds
+from flowdup.provenance import version_text
 from flowdup.registry import import_modules
-from flowdup.run import ComparisonFolder, RunFolder, embed_run, evaluate_run, train_run
-from flowdup.run.comparison import choose, collect, read_comparison, summarize
+from flowdup.run import RunFolder, embed_run, evaluate_run, train_run
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import stored_config
-from flowdup.run.workers import run_comparison
 from flowdup.settings import plain
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-app.command()(reproduce)
+for command in (compare, reproduce, settings, presets):
+    app.command()(command)
 console = Console(quiet=not is_main_process())
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value, e.g. server.rounds=10")
+    list[str] | None,
+    typer.Option("--set", help="key=value, e.g. server.rounds=10", autocompletion=complete_setting),
+]
+Preset = Annotated[
+    str | None,
+    typer.Argument(help="A preset or a TOML file.", autocompletion=complete_preset),
 ]
 Imports = Annotated[
     list[str] | None,
@@ -55,8 +63,20 @@ Folder = Annotated[Path, typer.Argument(help="A run folder.")]
 Support = Annotated[str, typer.Option(help="Score models made from 1,5,25 points, too.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"flowdup {version_text()}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and exit."),
+]
+
+
 @app.callback()
-def flowdup(context: typer.Context, modules: Imports = None) -> None:
+def flowdup(context: typer.Context, modules: Imports = None, version: Version = False) -> None:
     """Train clients together, then give any client its own model, labels or not."""
     context.obj = modules or []
     import_modules(context.obj)
@@ -65,7 +85,7 @@ def flowdup(context: typer.Context, modules: Imports = None) -> None:
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="The run folder.")],
-    preset: Annotated[str | None, typer.Argument(help="A preset or a TOML file.")] = None,
+    preset: Preset = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
     as_json: Json = False,
@@ -79,12 +99,15 @@ def train(
     with Interruption(verbose=is_main_process()) as stop:
         rounds = train_run(config, out, resume, stop=stop)
         if as_json:
-            stopped = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
+            shown = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
         else:
-            with Rounds(console, config.rounds) as progress:
-                stopped = _show_all(rounds, progress.show)
-        if stopped:
+            with Rounds(config.rounds) as progress:
+                shown = _show_all(rounds, progress.show)
+        if shown.stopped:
             stop.end_program("--resume")
+    if not shown.rounds:
+        told = f"{out} is finished, after round {folder.count_rounds()}: nothing was left to train"
+        Console(stderr=as_json, quiet=console.quiet).print(told, soft_wrap=True, highlight=False)
     if not as_json:
         console.print(f"run folder {out}, report {folder.report}")
 
@@ -92,7 +115,8 @@ def train(
 @app.command()
 def evaluate(folder: Folder, support: Support = "", as_json: Json = False) -> None:
     """Personalize the test clients from their unlabeled points and print their metrics."""
-    result = evaluate_run(folder, support=_whole_numbers(support))
+    with Preparing(quiet=as_json):
+        result = evaluate_run(folder, support=_whole_numbers(support))
     if as_json:
         print(json.dumps(result))
         return
@@ -151,40 +175,6 @@ def embed(
     """
     found = embed_run(folder, by, group, out, settings or [])
     _say(as_json, found, f"{' and '.join(found['files'])}, coloured by {found['by'] or 'nothing'}")
-
-
-@app.command()
-def compare(
-    context: typer.Context,
-    preset: Annotated[str, typer.Argument(help="A preset or a TOML file with a table 'compare'.")],
-    out: Annotated[Path, typer.Option(help="The folder for all runs.")],
-    settings: Settings = None,
-    only: Annotated[str, typer.Option(help="Run variants whose names fit, e.g. 'fed*'.")] = "*",
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Train several methods with several seeds and print one table."""
-    work = read_comparison(preset, out, settings)
-    chosen = choose(work, only)
-    workers = min(jobs or os.cpu_count() or 1, len(chosen))
-    with Interruption() as stop:
-        done = run_comparison(chosen, workers, context.obj, stop)
-        if as_json:
-            for job in done:
-                print(json.dumps({"done": str(job.run.path)}), flush=True)
-        else:
-            rounds = {str(job.run.path): job.config.rounds for job in chosen}
-            with Jobs(console, rounds) as progress:
-                for _ in done:
-                    progress.done()
-        if stop.signal:
-            stop.end_program()
-    summary = summarize(collect(work, out), out)
-    if as_json:
-        print(json.dumps(summary))
-        return
-    console.print(_comparison_table(summary))
-    console.print(f"{ComparisonFolder(out).summary}; every run has a report.html")
 
 
 @app.command()
@@ -251,7 +241,7 @@ def data_list(as_json: Json = False) -> None:
 @data_app.command("fetch")
 def data_fetch(name: str, as_json: Json = False) -> None:
     """Download a set from its official place and check every byte."""
-    with Downloads(console, quiet=as_json) as progress:
+    with Downloads(quiet=as_json) as progress:
         path = fetch_source(named(name), data_folder(), progress.show)
     _say(as_json, {"path": str(path)}, f"{path} is checked and right")
 
@@ -263,14 +253,20 @@ def data_verify(name: str, as_json: Json = False) -> None:
     _say(as_json, {"path": str(path)}, f"{path} is checked and right")
 
 
-def _show_all(rounds: Generator[Metrics, None, bool], show: Callable[[Metrics], None]) -> bool:
-    """Show every round's metrics as it is done; whether training was stopped with rounds left."""
-    while True:
+class _Shown(NamedTuple):
+    rounds: int
+    stopped: bool  # with rounds left
+
+
+def _show_all(rounds: Generator[Metrics, None, bool], show: Callable[[Metrics], None]) -> _Shown:
+    """Show every round's metrics as it is done."""
+    for number in itertools.count():
         try:
             metrics = next(rounds)
         except StopIteration as end:
-            return bool(end.value)
+            return _Shown(number, bool(end.value))
         show(metrics)
+    raise AssertionError  # it counts without end
 
 
 def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
@@ -305,32 +301,6 @@ def _metrics_table(metrics: dict[str, dict[str, dict[str, float | None]]]) -> Ta
             first = "" if i else reading.replace("_", "-")
             table.add_row(first, name.replace("_", " ") + (f" ({unit})" if unit else ""), *values)
     return table
-
-
-def _comparison_table(rows: dict[str, dict[str, Any]]) -> Table:
-    """In 80 characters; deviations of worst deciles are in the summary."""
-    title = "accuracy of unlabeled test clients in percent, mean ± deviation over seeds"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("method", min_width=12, overflow="fold")
-    heads = ("all", "worst\ndecile", "held-out:\nall", "worst\ndecile")
-    for head in (*heads, "MB up", "GFLOP:\ntrain", "make\nmodel"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for name, row in rows.items():
-        cost = row["cost"]
-        table.add_row(
-            name,
-            f"{_percent(row['mean'])} ± {row['std']:.1f}",
-            _percent(row["worst_decile"]["mean"]),
-            f"{_percent(row['held_out']['mean'])} ± {row['held_out']['std']:.1f}",
-            _percent(row["held_out_worst_decile"]["mean"]),
-            f"{cost['bytes_up'] / 1e6:.2f}",
-            *(f"{cost[key] / 1e9:.3f}" for key in ("train_flops", "personalize_flops")),
-        )
-    return table
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 def main() -> None:

@@ -18,12 +18,12 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class ClientConfig:
-    epochs: int = 1
-    batch_size: int = 50
+    epochs: int = 1  # passes over a client's points in a round
+    batch_size: int = 50  # points in a local step; FLowDUP halves them
     clip: float = 1.0  # the largest norm of a gradient; 0: no limit
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mirror: bool = False  # training images mirrored, half of them at random
-    shift: int = 0  # and moved at random, by up to so many pixels in each direction
+    shift: int = 0  # training images moved at random, by up to so many pixels in each direction
 
     def __post_init__(self) -> None:
         check_range("client.epochs", self.epochs, 1)

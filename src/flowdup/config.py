@@ -23,13 +23,16 @@ _DEEPEST = 20  # parts of a setting's name
 @dataclass(frozen=True)
 class RunConfig:
     evaluate_every: int = 50  # rounds between evaluations on validation clients
-    checkpoint_every: int = 50
+    checkpoint_every: int = 50  # rounds between checkpoints
     keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
     patience: int = 0  # evaluations without a better one after which a stage ends; 0: never
+    log: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard
 
     def __post_init__(self) -> None:
         if self.keep not in ("best", "last"):
             raise ConfigError(f"run.keep is 'best' or 'last', not '{shorten(self.keep)}'")
+        if unknown := {*self.log} - {"tensorboard"}:
+            raise ConfigError(f"run.log can name 'tensorboard', not '{shorten(min(unknown))}'")
         check_range("run.patience", self.patience, 0)
         check_range("run.evaluate_every", self.evaluate_every, 1)
         check_range("run.checkpoint_every", self.checkpoint_every, 1)
@@ -50,8 +53,8 @@ class Config:
     it ended, and in a TOML file what differs in them from the last stage, which the rest describes.
     """
 
-    seed: int = 0
-    model: str = "cnn"  # f
+    seed: int = 0  # of all that is random: clients, cohorts, batches, theta_0, P
+    model: str = "cnn"  # of the clients, f: a name from `register_model` or of flowdup's own
     data: DataConfig = field(default_factory=DataConfig)
     method: MethodConfig = field(default_factory=lambda: MethodConfig.from_table({}))
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -59,7 +62,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
     start: str = ""  # a run folder or model file whose weights the first stage begins from
-    before: tuple[Stage, ...] = ()
+    before: tuple[Stage, ...] = ()  # stages that come first, [[before]] each: what differs in them
 
     @property
     def rounds(self) -> int:
@@ -130,7 +133,7 @@ def _read_table(name: str) -> Table:
             f"unknown preset '{shorten(name)}'{nearest(name, names)}: use one of {', '.join(names)}"
             ", or a TOML file"
         )
-    return tomllib.loads((files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(preset_text(name))
 
 
 def read_toml(path: Path) -> Table:
@@ -157,6 +160,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested without end") from None
     except (KeyError, TypeError, AttributeError) as error:  # tomllib's on some malformed keys
         raise ValueError(f"it cannot be parsed ({shorten(error)})") from None
+
+
+def preset_text(name: str) -> str:
+    return (files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
 def preset_names() -> list[str]:

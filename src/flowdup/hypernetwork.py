@@ -23,9 +23,9 @@ _LEAST = 1e-6  # variance, so that its root has a gradient
 @dataclass(frozen=True)
 class HypernetworkConfig:
     backbone: str = ""  # a model's name for h1; empty: the same as f
-    embedding: int = 256
-    hidden: int = 100
-    layers: int = 1  # hidden ones of h2
+    embedding: int = 256  # numbers that h1 makes of an input
+    hidden: int = 100  # the width of the hidden layers of h2
+    layers: int = 1  # hidden layers of h2
     pooling: str = "mean"  # of h1 over a set; or mean-std: the deviation of every feature as well
     normalize: bool = True  # LayerNorm of r(X) before h2
     output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0

@@ -20,12 +20,12 @@ MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square")}  # remembered of ea
 @dataclass(frozen=True)
 class OptimizerConfig:
     name: str = "sgd"  # sgd or adam
-    lr: float = 0.03
-    momentum: float = 0.0  # sgd
-    beta1: float = 0.9  # adam
-    beta2: float = 0.99  # adam
-    eps: float = 1e-6  # adam
-    weight_decay: float = 0.0  # added to the gradient
+    lr: float = 0.03  # the learning rate
+    momentum: float = 0.0  # sgd: the share of the last step that is kept
+    beta1: float = 0.9  # adam: the share of the mean gradient that is kept
+    beta2: float = 0.99  # adam: the share of the mean squared gradient that is kept
+    eps: float = 1e-6  # adam: added to the root of the mean squared gradient
+    weight_decay: float = 0.0  # times the weights, added to the gradient
 
 
 class Optimizer:

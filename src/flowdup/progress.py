@@ -1,28 +1,38 @@
-"""Progress bars, readers of what runs and downloads tell."""
+"""Progress on a terminal, from what runs and downloads tell."""
 
-from pathlib import Path
+import logging
+from collections.abc import Sequence
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.spinner import Spinner
+from rich.text import Text
 
-from flowdup.run.folder import RunFolder
+from flowdup.engines.distributed import is_main_process
+from flowdup.run.workers import Job
 
 
 class _Bars:
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    """Bars on stderr, where that is a terminal: nothing is drawn into a file or a pipe."""
+
+    def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
+        self.console = Console(stderr=True)
+        self.quiet = quiet or not self.console.is_terminal or not is_main_process()
+        self.progress = Progress(*columns, console=self.console, disable=self.quiet)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -37,24 +47,81 @@ class _Bars:
         self.progress.stop()
 
 
-class Rounds(_Bars):
-    """One run: rounds, loss, accuracy on validation clients, rounds per second, time left."""
+class Preparing:
+    """A line on a terminal's stderr that says what the package's log does, until it is stopped."""
 
-    def __init__(self, console: Console, rounds: int) -> None:
-        columns = (
+    def __init__(self, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        self.quiet = quiet or not console.is_terminal or not is_main_process()
+        self.reader = _SpinnerReader(console)
+        self.log = logging.getLogger("flowdup")
+        self.level = self.log.level
+
+    def start(self) -> None:
+        if not self.quiet:
+            self.log.setLevel(logging.INFO)
+            self.log.addHandler(self.reader)
+            self.reader.live.start()
+
+    def stop(self) -> None:
+        if not self.quiet:
+            self.reader.live.stop()
+            self.log.removeHandler(self.reader)
+            self.log.setLevel(self.level)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+class _SpinnerReader(logging.Handler):
+    """A spinner with the latest message of a log; it leaves nothing behind."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.spinner = Spinner("dots", "starting ...")
+        self.live = Live(self.spinner, console=console, transient=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.spinner.update(text=Text(f"{record.getMessage()} ..."))
+        self.live.refresh()  # at once: the next message may come before the next frame
+
+
+class Rounds(_Bars):
+    """One run: rounds, loss, accuracy on validation clients, rounds per second, time left.
+
+    Until the first round is done it says what is under way, as the package's log has it: clients
+    are loaded, a model is built, a step is compiled.  So an error comes before any bar.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]}  validation {task.fields[accuracy]}"),
             TextColumn("{task.fields[speed]} rounds/s"),
             TimeRemainingColumn(),
         )
-        super().__init__(Progress(*columns, console=console))
         self.task = self.progress.add_task("", total=rounds, loss="-", accuracy="-", speed="-")
         self.start: tuple[int, float] | None = None
+        self.preparing = Preparing()
+
+    def __enter__(self) -> Self:
+        self.preparing.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.preparing.stop()
+        if self.start is not None:
+            super().__exit__(*error)
 
     def show(self, metrics: dict[str, Any]) -> None:
         loss = metrics["loss"]
         fields: dict[str, Any] = {"loss": "-" if loss is None else f"{loss:.4f}"}
+        begins = self.start is None
         if self.start is None:  # a resumed run does not begin at 0
             self.start = (metrics["round"], metrics["seconds"])
         if "validation_accuracy" in metrics:
@@ -63,21 +130,23 @@ class Rounds(_Bars):
         if elapsed > 0:
             fields["speed"] = f"{(metrics['round'] - self.start[0]) / elapsed:.1f}"
         self.progress.update(self.task, completed=metrics["round"], **fields)
+        if begins:
+            self.preparing.stop()
+            self.progress.start()
 
 
 class Jobs(_Bars):
     """Several runs in other processes, followed through their metrics files."""
 
-    def __init__(self, console: Console, rounds: dict[str, int]) -> None:
-        columns = (
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        super().__init__(Progress(*columns, console=console))
-        self.rounds, self.tasks, self.stop = rounds, dict[str, TaskID](), Event()
-        self.total = self.progress.add_task("runs", total=len(rounds))
+        self.jobs, self.tasks, self.stop = jobs, dict[str, TaskID](), Event()
+        self.total = self.progress.add_task("runs: loading clients", total=len(jobs))
         self.watcher = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
@@ -94,24 +163,26 @@ class Jobs(_Bars):
 
     def _watch(self) -> None:
         while not self.stop.wait(0.5):
-            for folder, rounds in self.rounds.items():
-                lines = RunFolder(Path(folder)).count_rounds()
-                if lines and folder not in self.tasks:
-                    self.tasks[folder] = self.progress.add_task(folder, total=rounds)
-                if folder in self.tasks:
+            for job in self.jobs:
+                lines, rounds = job.run.count_rounds(), job.config.rounds
+                title = f"{job.label or job.variant}, seed {job.config.seed}"
+                if lines and title not in self.tasks:
+                    self.tasks[title] = self.progress.add_task(title, total=rounds)
+                    self.progress.update(self.total, description="runs")
+                if title in self.tasks:
                     shown = lines < rounds
-                    self.progress.update(self.tasks[folder], completed=lines, visible=shown)
+                    self.progress.update(self.tasks[title], completed=lines, visible=shown)
 
 
 class Downloads(_Bars):
-    def __init__(self, console: Console, quiet: bool) -> None:
-        columns = (
+    def __init__(self, quiet: bool) -> None:
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TimeRemainingColumn(),
+            quiet=quiet,
         )
-        super().__init__(Progress(*columns, console=console, disable=quiet))
         self.tasks: dict[str, TaskID] = {}
 
     def show(self, name: str, done: int, total: int | None) -> None:

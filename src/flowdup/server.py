@@ -21,14 +21,14 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class ServerConfig:
-    rounds: int = 500
-    cohort: int = 100
+    rounds: int = 500  # how many a stage has
+    cohort: int = 100  # clients in a round
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
     replacement: bool = True  # whether one client may stand in a cohort twice
-    lr_decay_fraction: float = 0.0  # of the rounds, the last: over these the rate falls to 0
+    lr_decay_fraction: float = 0.0  # the last part of the rounds, in which the rate falls to 0
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
-    averaging: float = 0.0  # of psi's moving average over rounds, the share that stays; 0: no such
-    warm_up: int = 0  # rounds, the first: over these the rate rises from 0
+    averaging: float = 0.0  # what stays of psi's moving average in a round; 0: there is none
+    warm_up: int = 0  # the first rounds, in which the rate rises from 0
 
     def __post_init__(self) -> None:
         check_range("server.rounds", self.rounds, 1)

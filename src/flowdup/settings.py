@@ -16,6 +16,7 @@ _ONE_OF_MANY = "[[{}]]"  # a table's head in TOML where there is a list of them
 _LARGEST = 3.4028234e38  # number that float32 holds
 _LONGEST_TEXT = 1000  # letters of a setting
 _LONGEST_WORD = 200  # letters of a name that may have been meant for another
+_MOST_HINTS = 3
 
 
 def read_settings(kind: type[Any], table: Any, prefix: str = "") -> Any:
@@ -24,10 +25,13 @@ def read_settings(kind: type[Any], table: Any, prefix: str = "") -> Any:
     What the table leaves out keeps its default, inside a field's own table too.  A field whose type
     has `from_table` and `paths` reads itself.
     """
-    return kind(**_read_values(kind, table, prefix))
+    return kind(**_read_values(kind, table, prefix, (kind, prefix)))
 
 
-def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
+def _read_values(
+    kind: type[Any], table: Any, prefix: str, top: tuple[type[Any], str]
+) -> dict[str, Any]:
+    """`top` is the whole that this table is a part of: another part may have what was meant."""
     table = as_table(table, prefix)
     hints = get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}
@@ -35,13 +39,13 @@ def _read_values(kind: type[Any], table: Any, prefix: str) -> dict[str, Any]:
     for key, value in table.items():
         path = f"{prefix}{key}"
         if key not in known:
-            near = nearest(path, list(setting_paths(kind, prefix)))
+            near = nearest(path, list(setting_paths(kind, prefix)), list(setting_paths(*top)))
             raise ConfigError(f"unknown setting '{shorten(path)}'{near}")
         hint = hints[key]
         if hasattr(hint, "from_table"):
             values[key] = hint.from_table(value, f"{path}.")
         elif is_dataclass(hint):
-            inner = _read_values(hint, value, f"{path}.")  # type: ignore[arg-type]
+            inner = _read_values(hint, value, f"{path}.", top)  # type: ignore[arg-type]
             default: Any = known[key].default_factory
             values[key] = replace(default(), **inner)
         else:
@@ -70,18 +74,31 @@ def setting_paths(kind: type[Any], prefix: str) -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def nearest(word: str, valid: Sequence[str]) -> str:
-    """A hint at the valid word that was probably meant, by all of it or by its last part."""
-
-    def tail(path: str) -> str:
-        return path.rpartition(".")[2]
-
+def nearest(word: str, valid: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """A hint at what was probably meant: the word where it is nested otherwise (`server.lr` is
+    `server.optimizer.lr`), or else the most similar one, by all of it or by its last part.
+    """
     if len(word) > _LONGEST_WORD:
         return ""
-    near = difflib.get_close_matches(word, valid, 1)
-    tails = difflib.get_close_matches(tail(word), list(map(tail, valid)), 1)
-    near = near or [path for path in valid if tail(path) in tails]
-    return f" (did you mean '{near[0]}'?)" if near else ""
+    near = _nested(word, valid) or _nested(word, elsewhere)
+    near = near or difflib.get_close_matches(word, valid, 1)
+    if not near:
+        tails = difflib.get_close_matches(_tail(word), list(map(_tail, valid)), 1)
+        near = [path for path in valid if _tail(path) in tails][:1]
+    quoted = " or ".join(f"'{path}'" for path in near)
+    return f" (did you mean {quoted}?)" if near else ""
+
+
+def _nested(word: str, valid: Sequence[str]) -> list[str]:
+    """The paths, and the tables that they are in, with the word's last part; none if many."""
+    parts = (path.split(".") for path in valid)
+    every = [".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)]
+    found = [path for path in dict.fromkeys(every) if _tail(path) == _tail(word)]
+    return found if len(found) <= _MOST_HINTS else []
+
+
+def _tail(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
@@ -151,7 +168,7 @@ def _toml_lines(table: Table, path: tuple[str, ...], head: str = "[{}]") -> Iter
     if path and (scalars or head == _ONE_OF_MANY):
         yield "\n" + head.format(".".join(map(_toml_key, path)))
     for key, value in scalars.items():
-        yield f"{_toml_key(key)} = {_toml_value(value)}"
+        yield f"{_toml_key(key)} = {toml_value(value)}"
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from _toml_lines(value, (*path, key))
@@ -165,14 +182,18 @@ def _is_list_of_tables(value: Any) -> bool:
 
 
 def _toml_key(key: str) -> str:
-    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _toml_value(key)
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value of a setting as TOML writes it in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):  # a JSON string is a TOML string but for one character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items())
+        return "{" + ", ".join(pairs) + "}"
     return repr(value)

@@ -37,9 +37,9 @@ _FAST = 8  # sides of matrices that are multiples of it
 
 @dataclass(frozen=True)
 class SubspaceConfig:
-    kind: str = "kronecker"
-    k: int = 10_000  # 0: as many as the model has weights
-    row_scale: str = "layer"
+    kind: str = "kronecker"  # of P: dense, kronecker, hashed or identity
+    k: int = 10_000  # numbers in v; 0: as many as the model has weights
+    row_scale: str = "layer"  # layer: rows of P follow the sizes of a layer's weights; or none
 
 
 class Expansion(Protocol):

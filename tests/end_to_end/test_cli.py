@@ -182,6 +182,9 @@ def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) ->
     out = tmp_path / "out"
     table = good("compare", study, "--out", out)
     assert "one" in table and "±" in table and "decile" in table
+    assert "two" in table and "subspace" not in table  # nothing differs between variants of it
+    page = (out / "comparison.html").read_text()
+    assert "Difference to one at the same clients" in page and "over 10 pairs" in page
     summary = json.loads((out / "summary.json").read_text())
     for row in (summary[name] for name in ("one", "two/method.subspace.k=50")):
         assert row["mean"] == pytest.approx(sum(row["seeds"]) / 2)

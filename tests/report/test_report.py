@@ -3,53 +3,20 @@ import math
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from pages import Page
 
 from flowdup.errors import CheckpointError, FlowdupError
 from flowdup.report import RunContents, embedding_figure, page
 from flowdup.report.chart import histogram, line_chart, nice_step, rounded_axis
 from flowdup.run import write_report
 
-VOID = {"meta", "img"}
 HOSTILE = '<script src="http://evil.example/x.js">alert("&")</script>'
-
-
-class Page(HTMLParser):
-    """A parsed report: its tags with their attributes, and its text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(path.read_text())
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data.replace("\xa0", " ") + "\n"
-
-    def of_class(self, name: str) -> list[dict[str, str | None]]:
-        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
-
-    def count(self, tag: str) -> int:
-        return sum(name == tag for name, _ in self.tags)
 
 
 def rounds(count: int, every: int) -> list[dict[str, Any]]:
@@ -104,14 +71,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_page_needs_nothing_but_itself(run: Path) -> None:
-    page = Page(write_report(run))
-    assert page.count("script") == page.count("link") == page.count("iframe") == 0
-    for _, attrs in page.tags:
-        for name, value in attrs.items():
-            assert name not in ("href", "xlink:href", "srcset") and not name.startswith("on")
-            assert name != "src" or (value or "").startswith("data:image/svg+xml;base64,")
-    assert "url(" not in run.joinpath("report.html").read_text()
-    assert "@import" not in run.joinpath("report.html").read_text()
+    Page(write_report(run)).check_alone()
 
 
 def test_the_headline_tells_method_data_rounds_and_accuracies(run: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_variant_does_not_leave_the_folder(tmp_path: Path, name: str) -> None:
         ["'a/seed-1/b'", "a"],
         ["link", "real"],
         ["'results.json'"],
+        ["'comparison.html'"],
         ["'summary.json/a'"],
         ["a.grid]\n'server.cohort' = [2, 2]\n[compare.variants.b"],
     ],

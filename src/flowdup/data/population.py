@@ -23,6 +23,7 @@ from flowdup.random import Stream
 from flowdup.registry import Registry
 from flowdup.settings import check_range
 
+MEMORY = "memory"  # the source of a run whose clients were given in Python
 _LEAST = {
     "points": 1,
     "train_clients": 0,
@@ -46,15 +47,16 @@ _LAZY_VALIDATION = 0.2  # the share of the images that validation clients have b
 @dataclass(frozen=True)
 class DataConfig:
     source: str = "digits"  # an image set; femnist, whose clients are its writers; folder or table
-    train_clients: int = 0  # 0: as many as the data give
-    validation_clients: int = 50
-    test_clients: int = 100
+    train_clients: int = 0  # how many; 0: as many as the data give
+    validation_clients: int = 50  # how many, for choosing rounds and settings
+    test_clients: int = 100  # how many, for `flowdup evaluate`
     labeled_fraction: float = 1.0  # p: the share of training clients that keep their labels
-    labeled_traits: LabeledTraits = field(default_factory=LabeledTraits)  # that these must have
+    labeled_traits: LabeledTraits = field(default_factory=LabeledTraits)  # traits that
+    # clients must have to keep labels
 
     # simulated clients
-    points: int = 100  # per client
-    classes_per_client: int = 0  # 0: all
+    points: int = 100  # images per client
+    classes_per_client: int = 0  # how many of the classes a client has; 0: all
     dirichlet: float = 0.0  # concentration of a client's label shares (of all classes, or of its
     # own); 0: equally many points of each of its classes, or as all images have them
     rotations: tuple[int, ...] = ()  # degrees; every client has one of them
@@ -64,14 +66,14 @@ class DataConfig:
     lazy: bool = False  # whether training clients are made when asked for and never stored
 
     # your own clients
-    path: str = ""  # of the folder or the table
-    classes: int = 0  # 0: the largest label + 1
+    path: str = ""  # of the folder or the table, where source is one of these
+    classes: int = 0  # how many there are; 0: the largest label + 1
     shape: tuple[int, ...] = ()  # table: of one input, if its column is flat
-    client_column: str = "client"
-    label_column: str = "label"  # empty: there are no labels
-    input_columns: tuple[str, ...] = ("x",)
+    client_column: str = "client"  # table: names the client of each row
+    label_column: str = "label"  # table: the class of each row; empty: there are no labels
+    input_columns: tuple[str, ...] = ("x",)  # table: what a model reads of each row
     mean: tuple[float, ...] = ()  # per channel, taken off before std divides; empty: as they are
-    std: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()  # per channel, divides what mean has left
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -276,8 +278,15 @@ def _public(source: ImageSet | Femnist) -> Loader:
     return partial(_simulated, source)
 
 
+def _refuse_memory(config: DataConfig, stream: Stream) -> Population:
+    raise DataError(
+        "the clients of this run were given in Python and are not in its folder: call "
+        "flowdup.train_run or flowdup.evaluate_run with the same population"
+    )
+
+
 LOADERS: Registry[Loader] = Registry(
     "data source",
     {name: _public(source) for name, source in SOURCES.items()}
-    | {"folder": _read_files, "table": _read_files},
+    | {"folder": _read_files, "table": _read_files, MEMORY: _refuse_memory},
 )

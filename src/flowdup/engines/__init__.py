@@ -28,9 +28,9 @@ ENGINES = ("auto", "sequential", "batched")
 @dataclass(frozen=True)
 class EngineConfig:
     name: str = "auto"  # sequential or batched; auto: the faster one
-    device: str = "auto"  # auto: a GPU if there is one
+    device: str = "auto"  # cpu, cuda or cuda:N; auto: a GPU if there is one
     dtype: str = "float32"  # of psi and all sums: float32 or float64
-    clients_at_once: int = 0  # batched; 0: as many as fit in memory
+    clients_at_once: int = 0  # of the batched engine; 0: as many as fit in memory
     precision: str = "tf32"  # of products: float32, on a GPU tf32, or bf16 (networks, P v)
     compile: bool = True  # trace a step once; on a GPU, also fuse it: up to a minute
 

@@ -129,7 +129,7 @@ def summary(name: str) -> str:
 class MethodConfig:
     """A method's name and its own settings; in a table, `name` stands beside the settings."""
 
-    name: str
+    name: str  # of the method: `flowdup methods` lists them
     settings: Any
     common: CommonSettings = CommonSettings()
 

@@ -40,9 +40,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class ARMCMLConfig:
-    channels: int = 12
-    hidden: int = 64
-    kernel: int = 5
+    channels: int = 12  # of the summary of a client that f reads beside its inputs
+    hidden: int = 64  # the width of g, which makes the summary
+    kernel: int = 5  # the side of g's windows, odd
     chunk: int = 2048  # points that pass through g at once
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ _LEAST = 1e-6  # the share that a class keeps, so that logarithms are finite
 
 @dataclass(frozen=True)
 class FedAvgEMConfig:
-    steps: int = 100
+    steps: int = 100  # of EM, for the class shares of a client
     chunk: int = 2048  # points that pass through f at once
 
     def __post_init__(self) -> None:

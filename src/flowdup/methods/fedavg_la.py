@@ -26,7 +26,7 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class FedAvgLAConfig:
-    adjusted: float = 0.5  # a, the share of the loss
+    adjusted: float = 0.5  # a: the share of the loss that knows the client's class shares
 
     def __post_init__(self) -> None:
         check_range("method.adjusted", self.adjusted, 0, 1)

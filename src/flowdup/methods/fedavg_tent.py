@@ -30,8 +30,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class FedAvgTentConfig:
-    inner_lr: float = 0.01
-    steps: int = 10
+    inner_lr: float = 0.01  # the rate of the steps that adapt a model to unlabeled data
+    steps: int = 10  # that a new client takes
     adapts: str = "auto"  # norms, all, or auto: norms where there are any
     chunk: int = 2048  # points that are in memory at once
 

@@ -35,8 +35,8 @@ _FALLS = 5
 
 @dataclass(frozen=True)
 class FedProxConfig:
-    mu: float = 1.0  # at the start
-    adaptive: bool = True
+    mu: float = 1.0  # the weight of the distance from the model that was sent, at the start
+    adaptive: bool = True  # whether mu grows when the loss rises and shrinks when it falls
     period: int = 10  # rounds whose mean loss is one observation
 
     def __post_init__(self) -> None:

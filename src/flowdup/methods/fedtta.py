@@ -39,8 +39,8 @@ _TINY = 1e-12  # keeps the norm's derivative finite at 0
 
 @dataclass(frozen=True)
 class FedTTAConfig:
-    inner_lr: float = 0.01
-    batch_size: int = 50  # of a new client; must be the one of training
+    inner_lr: float = 0.01  # the rate of the step that adapts a model to unlabeled data
+    batch_size: int = 50  # of the batches of a new client; must be client.batch_size
 
     def __post_init__(self) -> None:
         check_range("method.inner_lr", self.inner_lr, 0)

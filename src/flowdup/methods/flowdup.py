@@ -38,7 +38,7 @@ from flowdup.subspace import SubspaceConfig
 
 @dataclass(frozen=True)
 class FLowDUPConfig:
-    regularization: float = 1e-4  # lambda
+    regularization: float = 1e-4  # lambda, the weight of ||v - psi_r||^2
     reduction: str = "mean"  # of the loss over the half-batch: mean or sum
     learn_psi_r: bool = True  # false: psi_r stays 0 and is not sent
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)

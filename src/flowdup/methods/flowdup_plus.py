@@ -44,7 +44,7 @@ class FLowDUPPlusConfig(FLowDUPConfig):
     hypernetwork: HypernetworkConfig = field(
         default_factory=lambda: HypernetworkConfig(pooling="mean-std")
     )
-    train_theta: bool = True
+    train_theta: bool = True  # false: theta stays what the stage began from
     adjusted: float = 0.5  # the share of L_0 that knows the client's label shares
     personal: float = 0.1  # the weight of L and lambda Omega beside L_0
     prior: bool = True  # whether L knows label shares

@@ -52,8 +52,8 @@ _LEAST = 1e-3  # a share that counts
 
 @dataclass(frozen=True)
 class FLUXConfig:
-    clusters: int = 4
-    centroid_weight: float = 0.1
+    clusters: int = 4  # how many models there are
+    centroid_weight: float = 0.1  # of the loss that moves centroids, beside that of the models
     chunk: int = 2048  # points that pass through the features at once
 
     def __post_init__(self) -> None:

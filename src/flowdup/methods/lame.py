@@ -43,8 +43,8 @@ _SAME = 1 - 1e-5  # a cosine above which a neighbour is the point itself
 
 @dataclass(frozen=True)
 class LAMEConfig:
-    neighbors: int = 5
-    steps: int = 100
+    neighbors: int = 5  # points that look most alike, whose predictions count for a point
+    steps: int = 100  # of the correction of all points together
     chunk: int = 2048  # points that pass through f, or are compared with all others, at once
 
     def __post_init__(self) -> None:

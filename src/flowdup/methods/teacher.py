@@ -32,9 +32,9 @@ _PREFIX = "teacher."
 @dataclass(frozen=True)
 class TeacherConfig:
     threshold: float = 0.8  # the least probability of a label that it gives
-    prior: bool = True  # whether it asks for class shares
-    sparsity: float = 0.03  # of these
-    warm_up: int = 150  # rounds without it, where no stage came before
+    prior: bool = True  # whether it knows how often classes occur at a client
+    sparsity: float = 0.03  # taken off each of these shares in EM, so that few classes remain
+    warm_up: int = 150  # rounds without a teacher, where no stage came before
 
     def __post_init__(self) -> None:
         check_range("method.teacher.threshold", self.threshold, 0, 1)

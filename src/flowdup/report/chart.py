@@ -21,7 +21,16 @@ CHART_STYLE = """
 .mark { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 4 3; }
 .tick { fill: var(--soft); font-size: 12px; font-variant-numeric: tabular-nums; }
 .value { fill: var(--ink); font-size: 13px; font-weight: 600; }
+.name { fill: var(--ink); font-size: 13px; }
+.series { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.seed { stroke-width: 1; opacity: .35; }
+.one { fill: var(--accent); opacity: .45; }
+.reach { stroke: var(--accent); stroke-width: 2; }
 """
+
+COLORS = 7  # the page's --series-0, --series-1, ...; further series are dashed
+DASHES = ("", "6 3", "2 3")
+ROW = 44  # of a chart of intervals
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,97 @@ def line_chart(
     return _svg(f"{name}: {first}, {last}", body)
 
 
+@dataclass(frozen=True)
+class Series:
+    """Curves of (round, value) of one thing: of each seed, and their mean."""
+
+    name: str
+    seeds: Sequence[Sequence[tuple[int, float]]]
+
+    @property
+    def mean(self) -> list[tuple[int, float]]:
+        """Over the rounds that all seeds have."""
+        tables = [dict(curve) for curve in self.seeds]
+        common = set(tables[0]).intersection(*tables[1:])
+        return [(r, fmean(table[r] for table in tables)) for r in sorted(common)]
+
+
+def stroke(number: int) -> str:
+    """The style of the series with this number, as attributes of an SVG element."""
+    dash = DASHES[number // COLORS % len(DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'style="stroke: var(--series-{number % COLORS})"{dashed}'
+
+
+def series_chart(series: Sequence[Series], name: str) -> str:
+    """Curves in percent over rounds, one colour each: the mean, and faintly the seeds if several.
+
+    Each needs a point; their names are for a legend beside the chart.
+    """
+    points = [point for one in series for curve in one.seeds for point in curve]
+    low, high = min(r for r, _ in points), max(r for r, _ in points)
+    low = min(low, high - 1)
+    x = Axis(low, high, LEFT, WIDTH - 16, nice_step(high - low, 6, least=1))
+    y = rounded_axis([v for _, v in points], HEIGHT - BOTTOM, TOP, PERCENT)
+    body = [_grid(x, y, "round")]
+    for number, one in enumerate(series):
+        for curve in one.seeds if len(one.seeds) > 1 else ():
+            body.append(_colored(x, y, curve, number, "series seed"))
+    for number, one in enumerate(series):
+        body.append(_colored(x, y, one.mean, number, "series", one.name))
+    return _svg(f"{name}: {', '.join(one.name for one in series)}", body)
+
+
+def _colored(
+    x: Axis, y: Axis, curve: Sequence[tuple[int, float]], number: int, kind: str, title: str = ""
+) -> str:
+    points = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in curve)
+    if len(curve) == 1:  # a line of one point is drawn as a dash
+        points = f"{x(curve[0][0]) - 6:.1f},{y(curve[0][1]):.1f} {points}"
+    inner = f"<title>{escape(title)}</title>" if title else ""
+    return f'<polyline class="{kind}" {stroke(number)} points="{points}">{inner}</polyline>'
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with what it lies within, and the single values that it is the mean of."""
+
+    name: str
+    value: float
+    reach: float | None  # to either side
+    text: str
+    parts: Sequence[float] = ()
+
+
+def interval_chart(rows: Sequence[Interval], name: str, caption: str, zero: bool = False) -> str:
+    """A line for each row, its name above it: a dot, what it lies within, and its parts."""
+    ends = [row.value + sign * (row.reach or 0.0) for row in rows for sign in (-1, 1)]
+    ends += [part for row in rows for part in row.parts] + ([0.0] if zero else [])
+    height = TOP + ROW * len(rows) + BOTTOM
+    x = rounded_axis(ends, 12, WIDTH - 12)
+    lines = [
+        f'<line class="grid" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+        + _text(x(t), height - BOTTOM + 17, x.text(t), "tick", "middle")
+        for t in x.ticks
+    ]
+    if zero:
+        at = f'x1="{x(0):.1f}" x2="{x(0):.1f}"'
+        lines.append(f'<line class="mark" {at} y1="{TOP}" y2="{height - BOTTOM}"/>')
+    lines.append(_text(WIDTH / 2, height - 5, caption, "tick", "middle"))
+    for number, row in enumerate(rows):
+        y = TOP + ROW * number + 28
+        lines.append(_text(12, y - 12, row.name, "name", "start"))
+        lines.append(_text(WIDTH - 12, y - 12, row.text, "value", "end"))
+        for part in row.parts:
+            lines.append(f'<circle class="one" cx="{x(part):.1f}" cy="{y}" r="3.5"/>')
+        if row.reach is not None:
+            a, b = x(row.value - row.reach), x(row.value + row.reach)
+            lines.append(f'<line class="reach" x1="{a:.1f}" x2="{b:.1f}" y1="{y}" y2="{y}"/>')
+        lines.append(f'<circle class="end" cx="{x(row.value):.1f}" cy="{y}" r="5"/>')
+    told = "; ".join(f"{row.name} {row.text}" for row in rows)
+    return _svg(f"{name}: {told}", lines, height)
+
+
 def running_mean(values: Sequence[float]) -> list[float]:
     """The mean of each value and its neighbours: 2 % of all on either side, 100 at most."""
     reach = min(100, len(values) // 50)
@@ -165,6 +265,6 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
     )
 
 
-def _svg(label: str, body: Sequence[str]) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+def _svg(label: str, body: Sequence[str], height: float = HEIGHT) -> str:
+    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
     return f"{head}{''.join(body)}</svg>"

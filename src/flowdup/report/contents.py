@@ -107,6 +107,11 @@ def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
     }
     if "method" in found:
         clean["method"] = cleaner.text(found["method"])
+    clean["versions"] = {
+        cleaner.text(n): cleaner.text(v) for n, v in cleaner.table(found.get("versions")).items()
+    }
+    for name in ("commit", "device"):
+        clean[name] = cleaner.text(found.get(name))
     if cleaner.number(found.get("round")) is not None:
         clean["round"] = found["round"]
     if cleaner.dropped:

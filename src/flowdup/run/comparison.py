@@ -54,21 +54,28 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
     table = override(table, *overrides or [])
     _check_metric_names()
     changes = [v for name, change in variants.items() for v in _expand(name, change)]
-    _check_apart([variant for variant, _ in changes], seeds, ComparisonFolder(out))
+    if len({label for _, label, _ in changes}) < len(changes):  # a name that looks like a grid's
+        changes = [(variant, variant, change) for variant, _, change in changes]
+    _check_apart([variant for variant, _, _ in changes], seeds, ComparisonFolder(out))
     return [
         Job(
             variant,
             read_config(merge(table, change) | {"seed": seed}),
             ComparisonFolder(out).run(variant, seed),
+            label=label,
         )
         for seed in seeds
-        for variant, change in changes
+        for variant, label, change in changes
     ]
 
 
 def _check_apart(variants: list[str], seeds: list[int], folder: ComparisonFolder) -> None:
     """Every run must have a folder of its own, inside the comparison's and inside no other run."""
-    taken = {folder.results.resolve(): "the results", folder.summary.resolve(): "the summary"}
+    taken = {
+        folder.results.resolve(): "the results",
+        folder.summary.resolve(): "the summary",
+        folder.page.resolve(): "the page",
+    }
     above: dict[Path, str] = {}  # whose run is somewhere inside
     for variant in variants:
         parts = Path(variant).parts
@@ -101,20 +108,33 @@ def choose(jobs: list[Job], only: str) -> list[Job]:
     return chosen
 
 
-def _expand(name: str, change: Table) -> Iterator[tuple[str, Table]]:
-    """A variant as it is, or one for every combination of the values in its grid."""
+def _expand(name: str, change: Table) -> Iterator[tuple[str, str, Table]]:
+    """A variant as it is, or one for every combination of the values in its grid: its name, its
+    label for people, and what it changes.
+    """
     change = as_table(change, f"compare.variants.{name}")
     plain = {key: value for key, value in change.items() if key != "grid"}
     grid = as_table(change.get("grid", {}), f"compare.variants.{name}.grid")
     if not all(isinstance(values, list) for values in grid.values()):
         raise ConfigError(f"every setting in the grid of '{name}' needs a list of values")
+    short = _short_keys([key for key, values in grid.items() if len(values) > 1])
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         table = plain
         for key, value in chosen.items():
             table = merge(table, nest(key, value))
-        label = ",".join(f"{key}={_label(value)}" for key, value in chosen.items())
-        yield f"{name}/{label}" if label else name, table
+        folder = ",".join(f"{key}={_label(value)}" for key, value in chosen.items())
+        label = ", ".join(f"{short[key]}={_label(chosen[key])}" for key in short)
+        yield f"{name}/{folder}" if folder else name, f"{name} {label}".strip(), table
+
+
+def _short_keys(keys: list[str]) -> dict[str, str]:
+    """Every key as short as tells it from the others: `lr`, `client lr`, or all of it."""
+    for shorten in (lambda parts: parts[-1:], lambda parts: [parts[0], parts[-1]]):
+        short = [" ".join(shorten(key.split("."))) for key in keys]
+        if len(set(short)) == len(keys):
+            return dict(zip(keys, short, strict=True))
+    return {key: key for key in keys}
 
 
 def _seeds(value: Any) -> bool:
@@ -194,7 +214,7 @@ def _means(table: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def summarize(rows: list[dict[str, Any]], out: Path) -> dict[str, dict[str, Any]]:
-    """Mean, deviation and values over seeds; also written to OUT/summary.json.
+    """Mean, deviation (None of one seed) and values over seeds; also written to OUT/summary.json.
 
     The top level is accuracy on test clients in the transductive reading, in percent; the other
     columns of `collect` that measure stand under their names.  `validation`, for tuning, is the
@@ -226,5 +246,5 @@ def _check_metric_names() -> None:
 def _spread(values: list[float | None]) -> dict[str, Any]:
     known = [value for value in values if value is not None]
     mean = statistics.fmean(known) if known else None
-    spread = statistics.stdev(known) if len(known) > 1 else 0.0
+    spread = statistics.stdev(known) if len(known) > 1 else None
     return {"mean": mean, "std": spread, "seeds": values}

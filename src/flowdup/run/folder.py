@@ -10,6 +10,7 @@ lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
 embedding.*     a figure of the clients, png and svg (`embed_run`)
 report.html     curves, metrics, settings
+tensorboard/    the metrics for TensorBoard, if `run.log` names it (`tensorboard.py`)
 
 Files are replaced as a whole, so that a process killed at any moment leaves the old one or the new
 one; metrics.jsonl grows, and a last line that was never finished does not count.  A run begins with
@@ -184,7 +185,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class ComparisonFolder:
-    """The files of a comparison: a run folder per variant and seed, and two tables over them."""
+    """The files of a comparison: a run folder per variant and seed, two tables, and a page."""
 
     path: Path
 
@@ -201,11 +202,19 @@ class ComparisonFolder:
         """By variant, over seeds."""
         return self.path / "summary.json"
 
+    @property
+    def page(self) -> Path:
+        """All of it for people."""
+        return self.path / "comparison.html"
+
     def write_results(self, rows: list[dict[str, Any]]) -> None:
         write_atomic(self.results, json.dumps(rows, indent=2).encode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomic(self.summary, json.dumps(summary, indent=2).encode())
+
+    def write_page(self, page: str) -> None:
+        write_atomic(self.page, page.encode())
 
 
 def _read(path: Path) -> bytes:

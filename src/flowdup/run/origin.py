@@ -13,6 +13,7 @@ from typing import Any
 
 from flowdup.checkpoint import RunOrigin, read_origin
 from flowdup.config import Config, override, read_config
+from flowdup.data import MEMORY
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.run.folder import RunFolder
 from flowdup.settings import plain
@@ -31,6 +32,11 @@ def with_absolute_paths(config: Config) -> Config:
         path = str(Path(path).absolute())
     start = str(Path(start).absolute()) if start else ""
     return replace(config, data=replace(config.data, path=path), start=start)
+
+
+def with_given_clients(config: Config) -> Config:
+    """The same, saying that its clients were given in Python: no other setting of `data` counts."""
+    return replace(config, data=replace(config.data, source=MEMORY, path=""))
 
 
 def stored_config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
@@ -53,6 +59,8 @@ def check_settings(folder: RunFolder, new: Config, where: str = "the settings gi
     """
     old = read_config(_origin(folder).config)
     free = _MAY_DIFFER if old.server.lr_decay_fraction else (*_MAY_DIFFER, "server.rounds")
+    if new.data.source == MEMORY:  # the clients' digests tell whether they are the same
+        free = (*free, "data.")
     a, b = dict(_flat(plain(old))), dict(_flat(plain(new)))
     for key in dict.fromkeys((*b, *a)):
         if not key.startswith(free) and a.get(key) != b.get(key):

@@ -1,5 +1,6 @@
 """What is made of a trained run: metrics of its test clients, a figure of its clients, a page."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from flowdup.run.folder import RunFolder
 from flowdup.run.origin import check_clients, stored_config
 from flowdup.run.simulation import Simulation
 
+_LOG = logging.getLogger(__name__)
 _MOST_IN_A_FIGURE = 10_000  # clients
 
 
@@ -38,6 +40,7 @@ def evaluate_run(
         check_clients(folder, simulation.listing())
     stream = simulation.stream.child("held-out")
     clients = simulation.population.test
+    _LOG.info("evaluating %d test clients", len(clients))
     scores = evaluate(simulation.engine, state.deployed, clients, stream)
     result = {
         "method": simulation.config.method.name,

@@ -1,6 +1,7 @@
 """A configuration made ready to run: clients, method, engine, and the rounds that they give."""
 
 import json
+import logging
 import math
 import statistics
 from collections import deque
@@ -27,6 +28,7 @@ from flowdup.run.folder import Metrics
 from flowdup.run.start import load_start
 from flowdup.server import BestRound, Round, ServerState, initial_state, next_round
 
+_LOG = logging.getLogger(__name__)
 _OTHER = "choose another folder"
 _AHEAD = 8  # rounds that a GPU has been given and not yet done
 
@@ -51,12 +53,14 @@ class Simulation:
         self.config, self.stream = stages[stage], Stream(config.seed)
         config = self.config
         if population is None:
+            _LOG.info("loading the clients of '%s'", config.data.source)
             population = load_population(config.data, self.stream.child("data"))
         else:
             population = population.checked()
         self.population = population
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
+        _LOG.info("building the model '%s' and the method '%s'", config.model, config.method.name)
         if self.stage == 0 and config.start and not start:
             start = self.start = load_start(Path(config.start), config.model, inputs)
         compute = config.engine.compute_dtype()

@@ -1,5 +1,6 @@
 """Training into a run folder: it can be killed at any moment and continued to the same bits."""
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -26,10 +27,19 @@ from flowdup.methods import METHODS, Method
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.lock import locked
-from flowdup.run.origin import check_clients, check_settings, origin_of, with_absolute_paths
+from flowdup.run.origin import (
+    check_clients,
+    check_settings,
+    origin_of,
+    with_absolute_paths,
+    with_given_clients,
+)
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
+from flowdup.run.tensorboard import TensorBoardLog, check_installed, tensorboard_log
 from flowdup.server import ServerState, check_roster
+
+_LOG = logging.getLogger(__name__)
 
 
 def train_run(
@@ -42,19 +52,22 @@ def train_run(
     """Train into a run folder and yield every round's metrics.
 
     Nothing happens until the first round is asked for; then the folder is locked against other
-    trainings until the end.  `population` replaces the clients that the configuration describes.
+    trainings until the end.  `population` replaces the clients that the configuration describes;
+    the run folder says so, and does not hold them.
     `stop` is asked before the first round and after each: if it says so, the round is saved and
     training ends.  Of several processes (torchrun) one writes and yields; one that is to stop stops
     all.  The generator returns, in every process, whether training was stopped with rounds left.
     """
     folder, writes = RunFolder(Path(out)), is_main_process()
-    config = with_absolute_paths(config)
+    config = with_absolute_paths(config if population is None else with_given_clients(config))
+    check_installed(config.run.log)
     with ExitStack() as held:
         exists = folder.path.exists()
         if writes and exists:
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
         if population is None:
+            _LOG.info("loading the clients of '%s'", config.data.source)
             population = load_population(config.data, Stream(config.seed).child("data"))
         fresh = None if folder.started else Simulation(config, population, stage=0)
         _check_stages(config, population)
@@ -65,7 +78,8 @@ def train_run(
         wait_for_all()  # nobody reads before the folder is locked
         progress = _start(folder, config, population, fresh)
         if writes:
-            return (yield from _train_and_write(folder, progress, stop))
+            log = tensorboard_log(folder.path, config.run.log, progress.state.round)
+            return (yield from _train_and_write(folder, progress, held.enter_context(log), stop))
         wait_for_all()  # the main process may now change what everyone has read
         stopped = _stops(stop) and not progress.finished
         if not stopped:
@@ -105,6 +119,9 @@ class _Progress:
             if self.stage_done:
                 self.simulation = self.simulation.next_stage(self.config, self.kept or self.state)
                 self.state, self.kept = self.simulation.initial_state(self.state.round), None
+            engine, on_gpu = self.config.engine, self.simulation.device.type == "cuda"
+            compiles = " (compiling it, up to a minute)" if on_gpu and engine.compile else ""
+            _LOG.info("training the first round%s", compiles)
             for state, metrics in self.simulation.rounds(self.state):
                 self.state = state
                 if self.config.run.keep == "best" and self.is_best:
@@ -117,7 +134,7 @@ class _Progress:
 
 
 def _train_and_write(
-    folder: RunFolder, progress: _Progress, stop: Callable[[], bool] | None
+    folder: RunFolder, progress: _Progress, log: TensorBoardLog, stop: Callable[[], bool] | None
 ) -> Generator[Metrics, None, bool]:
     config, listing = progress.config, progress.simulation.listing()
     origin = origin_of(config, listing)
@@ -139,11 +156,14 @@ def _train_and_write(
     folder.write_clients(listing)
     folder.write_config(config)
     start = time.monotonic() - folder.cut_metrics(progress.state.round)
+    if progress.finished:
+        _LOG.info("%s is finished, after round %d", folder.path, progress.state.round)
     stopped = _stops(stop) and not progress.finished
-    rounds = iter(()) if stopped else progress.rounds()
+    rounds = iter(()) if stopped or progress.finished else progress.rounds()
     for metrics in rounds:
         metrics["seconds"] = round(time.monotonic() - start, 3)
         folder.append_metrics(metrics)
+        log.add(metrics)
         keep = config.run.keep == "best" and progress.is_best
         due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
         if due or keep:

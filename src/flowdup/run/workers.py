@@ -40,6 +40,7 @@ class Job:
     run: RunFolder
     evaluate: bool = True  # on test clients, once trained
     support: tuple[int, ...] = ()  # also of models that are made from so many points
+    label: str = ""  # the variant for people, by what differs from its like; empty: its name
 
     @property
     def title(self) -> str:
