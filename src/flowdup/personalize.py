@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
-from flowdup.data.clients import ClientData, InputSpec, as_tensor
+from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.tensors import as_tensor
 from flowdup.devices import parse_device
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.federation_spec import FederationSpec, read_spec
@@ -57,7 +58,18 @@ class PersonalModel(nn.Module):
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input, where the model is; DataError if the inputs do not fit."""
         chunks = torch.split(_checked(self.inputs, x), _CHUNK)
-        return torch.cat([_answers(self(chunk)) for chunk in chunks])
+        return torch.cat([_finite(self(chunk)).argmax(1) for chunk in chunks])
+
+    @torch.no_grad()
+    def predict_proba(self, x: Inputs) -> Tensor:
+        """The probability of each class for each input [n, classes], where the model is."""
+        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
+        return torch.cat([_finite(self(chunk)).softmax(1) for chunk in chunks])
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of class 0, 1, ...; their numbers where the federation has no names."""
+        return self.inputs.class_names or tuple(map(str, range(self.inputs.classes)))
 
     def save(self, path: str | Path) -> None:
         """One safetensors file that says what it is; `load_model` opens it."""
@@ -228,10 +240,10 @@ def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
 
 
-def _answers(logits: Tensor) -> Tensor:
+def _finite(logits: Tensor) -> Tensor:
     if not bool(torch.isfinite(logits).all()):
         raise _too_large("logits")
-    return logits.argmax(1)
+    return logits
 
 
 def _too_large(what: str) -> DataError:

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flowdup.data.clients import ClientData, Trait
+from flowdup.data.clients import ClientData
 from flowdup.data.numpy_files import read_arrays
+from flowdup.data.traits import Trait
 from flowdup.errors import ConfigError, DataError, shorten
 from flowdup.memory import check_memory
 from flowdup.strict_json import get_text, read_object
