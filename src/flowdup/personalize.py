@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,31 @@ class PersonalModel(nn.Module):
         out: Tensor = self.module(self.read(x))
         return out
 
-    @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input, where the model is; DataError if the inputs do not fit."""
-        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
-        return torch.cat([_finite(self(chunk)).argmax(1) for chunk in chunks])
+        return torch.cat([logits.argmax(1) for logits in self._logits(x)])
 
-    @torch.no_grad()
     def predict_proba(self, x: Inputs) -> Tensor:
         """The probability of each class for each input [n, classes], where the model is."""
-        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
-        return torch.cat([_finite(self(chunk)).softmax(1) for chunk in chunks])
+        return torch.cat([logits.softmax(1) for logits in self._logits(x)])
+
+    def predictions(self, x: Inputs) -> dict[str, list[Any]]:
+        """For each input its class, the class's name and probability: lists of plain values."""
+        classes: list[int] = []
+        probabilities: list[float] = []
+        for logits in self._logits(x):
+            classes += logits.argmax(1).tolist()
+            probabilities += logits.softmax(1).amax(1).tolist()
+        names = [self.class_names[c] for c in classes]
+        return {"classes": classes, "names": names, "probabilities": probabilities}
+
+    @torch.no_grad()
+    def _logits(self, x: Inputs) -> Iterator[Tensor]:
+        for chunk in torch.split(_checked(self.inputs, x), _CHUNK):
+            logits = self(chunk)
+            if not bool(torch.isfinite(logits).all()):
+                raise _too_large("logits")
+            yield logits
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -238,12 +252,6 @@ def _build_method(spec: FederationSpec, start: Weights, device: torch.device) ->
 
 def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
-
-
-def _finite(logits: Tensor) -> Tensor:
-    if not bool(torch.isfinite(logits).all()):
-        raise _too_large("logits")
-    return logits
 
 
 def _too_large(what: str) -> DataError:

@@ -37,20 +37,20 @@ def sort_names(names: Collection[str]) -> tuple[str, ...]:
 
 
 def read_labels(
-    texts: Iterable[Sequence[str] | None], where: str
+    texts: Iterable[Sequence[str] | None], where: str, numbers: bool = True
 ) -> tuple[list[Tensor | None], tuple[str, ...]]:
     """Labels of clients, of each one text per point or None, and the names of the classes.
 
-    Where all are whole numbers these are the labels, and there are no names; other texts are names,
-    sorted over all clients.  A point without a text gets -1.
+    With `numbers`, and where all are whole numbers, these are the labels, and there are no names;
+    other texts are names, sorted over all clients.  A point without a text gets -1.
     """
-    clients = [None if own is None else [_plain(text) for text in own] for own in texts]
+    clients = [None if own is None else [*map(_plain, own)] if numbers else own for own in texts]
     found = {text for own in clients if own is not None for text in own} - {""}
-    numbers = [_number(text) for text in found]
-    if found and None not in numbers:
-        if broken := [n for n in numbers if n is not None and n != int(n)]:
+    values = [_number(text) for text in found] if numbers else [None]
+    if found and None not in values:
+        if broken := [n for n in values if n is not None and n != int(n)]:
             raise DataError(f"{where} has the label {broken[0]}: {CLASSES_ONLY}, so {RANGES}")
-        if outside := [n for n in numbers if n is not None and not -1 <= n < 2**31]:
+        if outside := [n for n in values if n is not None and not -1 <= n < 2**31]:
             raise DataError(
                 f"{where} has the label {outside[0]:.0f}: store whole numbers from 0 on, and "
                 "nothing or -1 for no label"

@@ -1,13 +1,15 @@
 """A user's numbers as tensors, and whether the axes of images are in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.errors import DataError, shorten
+from flowdup.memory import check_memory
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
@@ -37,6 +39,25 @@ def as_tensor(value: Any, what: str) -> Tensor:
         )
     tensor: Tensor = value.detach() if value.requires_grad else value
     return tensor
+
+
+def as_inputs(x: NDArray[Any], where: str) -> Tensor:
+    """A stored array as inputs [n, ...]: uint8 stays as it is, other numbers become float32."""
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{where} has inputs of type {x.dtype}: store them as numbers")
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise DataError(
+            f"{where} has inputs of shape {x.shape}: store an array with one row per point, of at "
+            "least one number"
+        )
+    if x.dtype != np.uint8:
+        check_memory(4 * x.size, where, "split the client's points among several", DataError)
+    with np.errstate(over="ignore"):  # becomes infinite, which InputSpec.check reports
+        return torch.from_numpy(np.array(x, np.uint8 if x.dtype == np.uint8 else np.float32))
+
+
+def listed(names: Iterable[str]) -> str:
+    return shorten(", ".join(names), 300) or "nothing"
 
 
 def type_name(tensor: Tensor) -> str:
