@@ -177,7 +177,7 @@ class ClientTable:
         names = self.table.column_names
         if tuple(given) != ("x",) or "x" in names or not _has_csv(self.path):
             return given
-        found = [n for n in names if n not in others and _kind(self.column(n).type) in _NUMBERS]
+        found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
         if not found:
             raise DataError(
                 f"{self.path} has no columns of numbers but {listed(filter(None, others))}: write "
@@ -309,6 +309,13 @@ def _is_text(arrow_type: Any) -> bool:
     from pyarrow.types import is_large_string, is_string  # noqa: PLC0415  (an optional dependency)
 
     return bool(is_string(arrow_type) or is_large_string(arrow_type))
+
+
+def _may_be_numbers(arrow_type: Any) -> bool:
+    """A column without a value may, too: that it has none is then said of it."""
+    from pyarrow.types import is_null  # noqa: PLC0415  (an optional dependency)
+
+    return _kind(arrow_type) in _NUMBERS or bool(is_null(arrow_type))
 
 
 def _is_image(arrow_type: Any) -> bool:
