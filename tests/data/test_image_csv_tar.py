@@ -205,14 +205,14 @@ def test_a_csv_per_client_gives_columns_of_numbers_and_names_of_classes(tmp_path
 
 
 def test_one_csv_has_a_column_of_clients(tmp_path):
-    rows = "client,a,b,label,site\n007,1,2,1.0,x\n12,3,4,,y\n007,5,6,0,x\n"
+    rows = "client,a,b,label,site\n007,1,2,1.0,x\n12,3,4,,y\n007,5,6,0,x\n12,7,8,NaN,y\n"
     path = put(tmp_path / "all.csv", rows)
     found = read_table(path, "client", "label", ("x",))
     first, second = found["all"]
     assert (first.name, second.name) == ("007", "12")
     assert first.x.tolist() == [[1, 2], [5, 6]]
-    assert (first.y.tolist(), second.y.tolist()) == ([1, 0], [-1])  # numbers are no names
-    assert found.class_names == ()
+    assert (first.y.tolist(), second.y.tolist()) == ([1, 0], [-1, -1])
+    assert found.class_names == ()  # numbers are no names
     assert second.traits == {"site": "y"}
     named = read_table(path, "client", None, ("b", "a"), (1, 2))["all"][0]
     assert named.x.tolist() == [[[2, 1]], [[6, 5]]]
@@ -378,6 +378,6 @@ def test_inputs_are_read_from_images_tar_files_and_csv(tmp_path):
     members = {"1.png": encoded(0), "2.png": encoded(1)}
     assert read_inputs(tar(tmp_path / "mine.tar", members)).tolist() == both
     assert read_inputs(put(tmp_path / "mine.csv", "a,b\n1,2\n")).tolist() == [[1, 2]]
-    assert "inputs of type string" in refused(
-        lambda: read_inputs(put(tmp_path / "mine.csv", "a,b\n1,red\n"))
-    )
+    for rows, said in (("a,b\n1,red\n", "inputs of type string"), ("a,b\n", "has no rows")):
+        path = put(tmp_path / "mine.csv", rows)
+        assert said in refused(lambda path=path: read_inputs(path))

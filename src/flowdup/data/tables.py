@@ -143,8 +143,7 @@ class ClientTable:
         guessed: bool = False,
     ) -> list[Unnamed]:
         """`guessed`: the inputs were not named by a person, who must say what text is for."""
-        if not len(self.table):
-            raise DataError(f"{self.path} has no rows: give a table with at least one")
+        self.check_rows()
         codes, names = self.codes(client_column)
         if codes.min() < 0:
             raise self.error(client_column, "has nulls", "give every row a client")
@@ -185,7 +184,12 @@ class ClientTable:
             )
         return found
 
+    def check_rows(self) -> None:
+        if not len(self.table):
+            raise DataError(f"{self.path} has no rows: give a table with at least one")
+
     def inputs(self, names: Sequence[str], shape: tuple[int, ...] | None) -> Tensor:
+        self.check_rows()
         if not names:
             raise ConfigError("no input column is named: name one of lists, or some of numbers")
         columns = [self.dense(name) for name in names]
