@@ -170,6 +170,12 @@ def test_clients_of_several_kinds_are_told_apart(tmp_path):
     assert "has CSV files and folders of images" in refused(lambda: read_folder(tmp_path))
 
 
+def test_a_group_without_clients_of_the_kind_is_refused(tmp_path):
+    image_folder(tmp_path / "train")
+    (tmp_path / "test").mkdir()
+    assert f"{tmp_path / 'test'} has no folders of images" in refused(lambda: read_folder(tmp_path))
+
+
 def test_one_class_or_another_number_of_them_is_refused(tmp_path):
     for name in ("al", "bo", "cy"):
         put(tmp_path / name / "cat" / "1.png", encoded(0))
@@ -219,10 +225,21 @@ def test_one_csv_has_a_column_of_clients(tmp_path):
 
 
 def test_whole_numbers_may_turn_into_others_far_down(tmp_path):
-    """pyarrow takes a column's type from the first megabyte."""
+    """Behind the first megabyte, which some readers take a column's type from."""
     rows = "".join(f"al,{'1' * 9},0\n" for _ in range(90_000))
     path = put(tmp_path / "all.csv", f"client,a,label\n{rows}al,0.5,1\n")
     assert read_table(path, "client", "label", ("x",))["all"][0].x[-1].tolist() == [0.5]
+
+
+def test_a_table_may_be_a_folder_of_csv_files(tmp_path):
+    put(tmp_path / "1.csv", "client,a,b,label\nal,1,2,0\n")
+    put(tmp_path / "2.csv", "label,client,a,b\ncat,al,1.5,3\n")
+    found = read_table(tmp_path, "client", "label", ("x",))
+    assert found["all"][0].x.tolist() == [[1, 2], [1.5, 3]]
+    assert (found["all"][0].y.tolist(), found.class_names) == ([0, 1], ("0", "cat"))
+    file = put(tmp_path / "2.csv", "client,a,c\nal,1,2\n")
+    message = refused(lambda: read_table(tmp_path, "client", "label", ("x",)))
+    assert f"{file} has the columns client, a, c" in message
 
 
 @pytest.mark.parametrize(

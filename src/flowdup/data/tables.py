@@ -73,15 +73,14 @@ def _has_csv(path: Path) -> bool:
 def _read_csv(file: Path, as_text: Sequence[str]) -> Any:
     from pyarrow import csv, string  # noqa: PLC0415  (an optional dependency)
 
-    size = file.stat().st_size
-    check_memory(8 * size, str(file), "write a table of fewer rows", DataError)
+    check_memory(8 * file.stat().st_size, str(file), "write a table of fewer rows", DataError)
     with file.open("rb") as content:
         head = content.readline(2**20)
+    sign = max(",;\t", key=lambda sign: head.count(sign.encode()))
     found = csv.read_csv(
         file,
-        csv.ReadOptions(block_size=min(size + 1, 2**31 - 1)),  # types are those of the first block
-        csv.ParseOptions(delimiter=max(",;\t", key=lambda sign: head.count(sign.encode()))),
-        csv.ConvertOptions(column_types={name: string() for name in as_text}),
+        parse_options=csv.ParseOptions(delimiter=sign),
+        convert_options=csv.ConvertOptions(column_types={name: string() for name in as_text}),
     )
     if len({*found.column_names}) < len(found.column_names):
         raise DataError(f"{file} has two columns of one name: give each its own, in the first line")
