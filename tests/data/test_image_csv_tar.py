@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from flowdup import load, read_config, train_run
 from flowdup.data import DataConfig, load_population
 from flowdup.data.user_data import read_folder, read_inputs, read_table
 from flowdup.errors import ConfigError, DataError, FlowdupError
@@ -398,3 +399,49 @@ def test_inputs_are_read_from_images_tar_files_and_csv(tmp_path):
     for rows, said in (("a,b\n1,red\n", "inputs of type string"), ("a,b\n", "has no rows")):
         path = put(tmp_path / "mine.csv", rows)
         assert said in refused(lambda path=path: read_inputs(path))
+
+
+# --- training
+
+
+def csv_files(folder: Path) -> dict[str, Any]:
+    for client in range(5):
+        rows = "".join(f"{i % 2}.5,{i},{('cat', 'dog')[i % 2]}\n" for i in range(6))
+        put(folder / f"c{client}.csv", f"a,b,label\n{rows}")
+    return {"source": "folder", "path": str(folder)}
+
+
+def one_csv(folder: Path) -> dict[str, Any]:
+    rows = [f"{i % 2}.5,{i},{('cat', 'dog')[i % 2]},c{i % 5}\n" for i in range(30)]
+    path = put(folder / "all.csv", f"a,b,kind,who\n{''.join(rows)}")
+    columns = {"client_column": "who", "label_column": "kind"}
+    return {"source": "table", "path": str(path), **columns}
+
+
+def tar_files(folder: Path) -> dict[str, Any]:
+    for client in range(5):
+        labels = {f"{i}.cls": (b"cat", b"dog")[i % 2] for i in range(6)}
+        tar(folder / f"c{client}.tar", {f"{i}.png": encoded(i) for i in range(6)} | labels)
+    return {"source": "folder", "path": str(folder)}
+
+
+def hugging_face_images(folder: Path) -> dict[str, Any]:
+    struct = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    images = pa.array([{"bytes": encoded(i, COLOUR), "path": None} for i in range(30)], struct)
+    who, labels = [f"c{i % 5}" for i in range(30)], [("cat", "dog")[i // 5 % 2] for i in range(30)]
+    folder.mkdir(exist_ok=True)
+    pq.write_table(
+        pa.table({"client": who, "image": images, "label": labels}), folder / "1.parquet"
+    )
+    return {"source": "table", "path": str(folder), "input_columns": ["image"]}
+
+
+@pytest.mark.parametrize("store", [csv_files, one_csv, tar_files, hugging_face_images])
+def test_one_trains_on_it_and_predicts_names(store, tmp_path):
+    data = store(tmp_path / "data") | {"validation_clients": 1, "test_clients": 1}
+    settings = {"model": "mlp", "method": {"name": "fedavg"}, "engine": {"device": "cpu"}}
+    small = read_config(settings | {"data": data, "server": {"rounds": 1, "cohort": 2}})
+    assert len(list(train_run(small, tmp_path / "run"))) == 1
+    stranger = load_population(small.data, Stream(1)).test[0]
+    found = load(tmp_path / "run").personalize(stranger.x).predictions(stranger.x)
+    assert {*found["names"]} <= {"cat", "dog"} and len(found["names"]) == 6
