@@ -128,11 +128,12 @@ def test_what_cannot_name_the_classes_is_one_sentence(names: Any) -> None:
 
 def test_a_header_with_odd_names_is_no_checkpoint(run: Path, tmp_path: Path) -> None:
     copy = without_names(run, tmp_path / "old") / "checkpoint" / "checkpoint.json"
-    for names in ([1, 2, 3, 4], "abcd", ["a"], None):
+    wrong = {"instead of a text": [1, 2, 3, 4], "instead of a list": "abcd", "cannot name": ["a"]}
+    for said, names in wrong.items():
         table = json.loads(copy.read_bytes())
         table["federation"]["inputs"]["class_names"] = names
         copy.write_bytes(seal(table))
-        with pytest.raises(CheckpointError, match="is no checkpoint"):
+        with pytest.raises(CheckpointError, match=rf"is no checkpoint \(.*{said}"):
             flowdup.load(copy.parent)
 
 

@@ -275,7 +275,7 @@ def test_csv_clients_with_other_columns_are_refused(tmp_path):
 
 def test_tar_shards_are_read_where_they_are(tmp_path):
     points = {"000.png": encoded(0), "000.cls": b"dog\n", "001.png": encoded(1)}
-    tar(tmp_path / "al.tar", {**points, "notes.txt": b"hi", "._000.png": b"mac"})
+    tar(tmp_path / "al.tar", {**points, "notes.txt": b"hi", "._000.cls": b"\xff"})
     tar(tmp_path / "bo" / "0.tar", {"0.cls": b"cat", "0.png": encoded(2)})
     tar(tmp_path / "bo" / "1.tar.gz", {"0.png": encoded(3), "0.cls": b"dog"}, "w:gz")
     tar(tmp_path / "cy.tgz", {"0.png": encoded(4)}, "w:gz")
