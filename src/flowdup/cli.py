@@ -1,6 +1,5 @@
 """The command line: parse, call, print."""
 
-import io
 import itertools
 import json
 import os
@@ -9,7 +8,6 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -21,12 +19,12 @@ from flowdup.commands.completion import complete_preset, complete_setting
 from flowdup.commands.listing import presets, settings
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
+from flowdup.data.numpy_files import write_array
 from flowdup.data.sources import SOURCES, data_folder, named
 from flowdup.data.user_data import read_inputs
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.evaluation import METRICS
-from flowdup.files import write_atomic
 from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
@@ -60,6 +58,7 @@ Imports = Annotated[
     typer.Option("--import", help="Files or modules that register your own."),
 ]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
+_INPUT = "Inputs: .npz, .npy, .csv, an image, a folder or a .tar of images."
 Support = Annotated[str, typer.Option(help="Score models made from 1,5,25 points, too.")]
 
 
@@ -132,13 +131,14 @@ def evaluate(folder: Folder, support: Support = "", as_json: Json = False) -> No
 @app.command()
 def personalize(
     folder: Folder,
-    source: Annotated[Path, typer.Option("--input", help="Unlabeled inputs, .npz or .npy.")],
+    source: Annotated[Path, typer.Option("--input", help=_INPUT)],
     out: Annotated[Path, typer.Option(help="The model file to write.")],
     as_json: Json = False,
 ) -> None:
     """Make one client's own model from its unlabeled data."""
-    x = read_inputs(source)
-    load(folder).personalize(x).save(out)
+    federation = load(folder)
+    x = read_inputs(source, federation.spec.inputs.shape)
+    federation.personalize(x).save(out)
     _say(
         as_json,
         {"model": str(out), "points": len(x)},
@@ -149,15 +149,17 @@ def personalize(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A model file from `personalize`.")],
-    source: Annotated[Path, typer.Option("--input", help="Inputs, .npz or .npy.")],
+    source: Annotated[Path, typer.Option("--input", help=_INPUT)],
     out: Annotated[Path | None, typer.Option(help="Write the classes to this .npy file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict classes with a client's own model."""
-    classes = load_model(model).predict(read_inputs(source)).numpy()
+    """Predict classes with a client's own model, each with its probability."""
+    own = load_model(model)
+    found = own.predictions(read_inputs(source, own.inputs.shape))
     if out is not None:
-        _save_array(out, classes)
-    _say(as_json, {"classes": classes.tolist()}, " ".join(map(str, classes)))
+        write_array(out, found["classes"])
+    lines = zip(found["probabilities"], found["names"], strict=True)
+    _say(as_json, found, "\n".join(f"{p:.3f} {name}" for p, name in lines))
 
 
 @app.command()
@@ -280,12 +282,6 @@ def _whole_numbers(text: str) -> list[int]:
     if not all(part.strip().isdecimal() for part in text.split(",") if text):
         raise ConfigError(f"whole numbers with commas between are needed, not '{text}'")
     return [int(part) for part in text.split(",") if text]
-
-
-def _save_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    content = io.BytesIO()
-    np.save(content, array)
-    write_atomic(path, content.getvalue())
 
 
 def _metrics_table(metrics: dict[str, dict[str, dict[str, float | None]]]) -> Table:

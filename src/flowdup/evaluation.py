@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flowdup.data.clients import ClientData, Trait
+from flowdup.data.clients import ClientData
+from flowdup.data.traits import Trait
 from flowdup.engines import Engine, SupportQuery
 from flowdup.errors import ConfigError, DataError
 from flowdup.methods import Params

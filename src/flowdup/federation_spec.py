@@ -1,6 +1,6 @@
 """What makes a federation, apart from what it learns: its description, and whether it fits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flowdup.data.clients import InputSpec
@@ -14,6 +14,7 @@ from flowdup.strict_json import (
     get_numbers,
     get_object,
     get_text,
+    get_texts,
 )
 
 
@@ -38,6 +39,13 @@ class FederationSpec:
     def psi_names(self) -> list[str]:
         """In the order in which the method's `init` gives them, of a federation made here."""
         return [n.removeprefix("psi/") for n in self.shapes if n.startswith("psi/")]
+
+    def is_same(self, stored: "FederationSpec") -> bool:
+        """Whether a stored description is of this federation; it may lack the classes' names."""
+        if not stored.inputs.class_names:
+            inputs = replace(stored.inputs, class_names=self.inputs.class_names)
+            stored = replace(stored, inputs=inputs)
+        return stored == self
 
     def check(self, method: Method) -> None:
         """Refuse a method that is made differently here."""
@@ -77,6 +85,7 @@ def read_spec(table: dict[str, Any]) -> InputSpec:
         get_count(table, "classes"),
         get_numbers(table, "mean"),
         get_numbers(table, "std"),
+        get_texts(table, "class_names") if "class_names" in table else (),  # younger than the rest
     )
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
-from flowdup.data.clients import ClientData, InputSpec, as_tensor
+from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.tensors import as_tensor
 from flowdup.devices import parse_device
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.federation_spec import FederationSpec, read_spec
@@ -53,11 +54,36 @@ class PersonalModel(nn.Module):
         out: Tensor = self.module(self.read(x))
         return out
 
-    @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input, where the model is; DataError if the inputs do not fit."""
-        chunks = torch.split(_checked(self.inputs, x), _CHUNK)
-        return torch.cat([_answers(self(chunk)) for chunk in chunks])
+        return torch.cat([logits.argmax(1) for logits in self._logits(x)])
+
+    def predict_proba(self, x: Inputs) -> Tensor:
+        """The probability of each class for each input [n, classes], where the model is."""
+        return torch.cat([logits.softmax(1) for logits in self._logits(x)])
+
+    def predictions(self, x: Inputs) -> dict[str, list[Any]]:
+        """For each input its class, the class's name and probability: lists of plain values."""
+        classes: list[int] = []
+        probabilities: list[float] = []
+        for logits in self._logits(x):
+            classes += logits.argmax(1).tolist()
+            probabilities += logits.softmax(1).amax(1).tolist()
+        names = [self.class_names[c] for c in classes]
+        return {"classes": classes, "names": names, "probabilities": probabilities}
+
+    @torch.no_grad()
+    def _logits(self, x: Inputs) -> Iterator[Tensor]:
+        for chunk in torch.split(_checked(self.inputs, x), _CHUNK):
+            logits = self(chunk)
+            if not bool(torch.isfinite(logits).all()):
+                raise _too_large("logits")
+            yield logits
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of class 0, 1, ...; their numbers where the federation has no names."""
+        return self.inputs.class_names or tuple(map(str, range(self.inputs.classes)))
 
     def save(self, path: str | Path) -> None:
         """One safetensors file that says what it is; `load_model` opens it."""
@@ -226,12 +252,6 @@ def _build_method(spec: FederationSpec, start: Weights, device: torch.device) ->
 
 def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
-
-
-def _answers(logits: Tensor) -> Tensor:
-    if not bool(torch.isfinite(logits).all()):
-        raise _too_large("logits")
-    return logits.argmax(1)
 
 
 def _too_large(what: str) -> DataError:

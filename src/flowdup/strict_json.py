@@ -70,6 +70,13 @@ def get_numbers(table: Object, key: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def get_texts(table: Object, key: str) -> tuple[str, ...]:
+    found = _get(table, key, list, "a list")
+    if wrong := [item for item in found if type(item) is not str]:
+        raise ValueError(f"'{key}' holds {shorten(wrong[0])} instead of a text")
+    return tuple(found)
+
+
 def get_number(table: Object, key: str) -> float:
     """A finite number."""
     found = get_numbers({key: [table.get(key)]}, key)

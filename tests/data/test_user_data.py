@@ -137,7 +137,7 @@ def test_what_is_read_passes_the_check_of_the_federation(tmp_path):
         ({"x": np.ones((3, 1)), "y": np.ones(0, int)}, "shape (0,): store one whole number per"),
         ({"x": np.ones((3, 1)), "y": np.ones((3, 1), int)}, "one whole number per point (3)"),
         ({"x": np.array([{}], object)}, "allow_pickle=False"),
-        ({"x": np.ones((3, 1)), "y": np.ones(3)}, "labels of type float64"),
+        ({"x": np.ones((3, 1)), "y": np.ones(3)}, "float64: flowdup is for classification only"),
     ],
 )
 def test_a_client_that_cannot_be_read_is_named(arrays, said, tmp_path):
@@ -255,8 +255,8 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path):
         ({"picture": [[{"bytes": b"png"}]] * 5}, "inputs of type struct"),
         ({"who": ["bo", None, "bo", "al", "cy"]}, "give every row a client"),
         ({"who": [["bo"]] * 5}, "give a column of names"),
-        ({"label": ["cat", "dog", "cat", "dog", "cat"]}, "labels of type string"),
-        ({"label": [0.0, 1.0, 2.0, 3.0, 4.0]}, "labels of type double"),
+        ({"label": [b"cat", b"dog", b"cat", b"dog", b"cat"]}, "labels of type binary"),
+        ({"label": [0.0, 1.0, 2.0, 3.0, 4.0]}, "double: flowdup is for classification only"),
     ],
 )
 def test_a_column_that_cannot_be_used_is_named(changes, said, tmp_path):
@@ -404,7 +404,7 @@ def test_inputs_that_cannot_be_read_are_refused(tmp_path):
         "short.npy": "no readable NumPy file",
         "none.npz": "has nothing but no array x",
         "nowhere.npz": "there is no file",
-        ".": "there is no file",
+        ".": "has no images",
     }
     for name, clue in said.items():
         assert clue in refused(lambda name=name: read_inputs(tmp_path / name))

@@ -155,7 +155,10 @@ def test_a_stranger_personalizes_and_predicts(run: Path, images: Path, tmp_path:
     found = last(good("predict", model, "--input", images, "--out", answer, "--json"))
     assert np.load(answer).tolist() == found["classes"]
     assert len(found["classes"]) == 5 and set(found["classes"]) <= set(range(10))
-    assert good("predict", model, "--input", images).split() == [str(c) for c in found["classes"]]
+    assert found["names"] == [str(c) for c in found["classes"]]  # of digits, which have no others
+    pairs = zip(found["probabilities"], found["names"], strict=True)
+    lines = good("predict", model, "--input", images).splitlines()
+    assert lines == [f"{p:.3f} {name}" for p, name in pairs]
 
 
 def test_embed_draws_clients_by_rotation(run: Path) -> None:

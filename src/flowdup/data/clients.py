@@ -3,30 +3,54 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, prod
+from math import prod
 from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from flowdup.data.class_names import CLASSES_ONLY, check_class_names
+from flowdup.data.tensors import as_tensor, channels_last_sentence, type_name
+from flowdup.data.traits import Trait, check_traits
 from flowdup.errors import DataError, shorten
 
-Trait = str | int | float
-
 _MOST_NUMBERS = 2**26  # of one input
-_LONGEST_TEXT = 1000  # letters of a client's name, of a trait's and of its value
+_NO_TRAITS: dict[str, Trait] = {}  # never written to
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class ClientData:
-    """One client's points x [n, *shape], perhaps with labels y [n] (-1: this point has none)."""
+    """One client's points x [n, *shape], perhaps with labels y [n] (-1: this point has none).
+
+    NumPy arrays and (nested) lists of numbers become tensors; an array shares its memory with them.
+    """
 
     x: Tensor
     y: Tensor | None = None
     name: str = ""
     traits: dict[str, Trait] = field(default_factory=dict)  # what is known of it: rotation, site
     images: tuple[int, ...] = ()  # simulated: which ones of the source's images x are
+
+    def __init__(
+        self,
+        x: Tensor | ArrayLike,
+        y: Tensor | ArrayLike | None = None,
+        name: str = "",
+        traits: dict[str, Trait] = _NO_TRAITS,
+        images: tuple[int, ...] = (),
+    ) -> None:
+        who = f"client '{shorten(name)}'" if name else "the client"
+        values = {
+            "x": x if isinstance(x, Tensor) else as_tensor(x, f"{who}'s inputs"),
+            "y": y if isinstance(y, Tensor | None) else as_tensor(y, f"{who}'s labels"),
+            "name": name,
+            "traits": {} if traits is _NO_TRAITS else traits,
+            "images": images,
+        }
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -48,7 +72,7 @@ class ClientData:
         found = hashlib.sha256()
         for tensor in (self.x, self.y):
             if tensor is not None:
-                found.update(f"{_name(tensor)} {list(tensor.shape)} ".encode())
+                found.update(f"{type_name(tensor)} {list(tensor.shape)} ".encode())
                 content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 found.update(content.numpy().data)
         return found.hexdigest()
@@ -105,6 +129,7 @@ class InputSpec:
     classes: int
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    class_names: tuple[str, ...] = ()  # of class 0, 1, ...; empty: they have none
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -120,6 +145,7 @@ class InputSpec:
             raise DataError(
                 f"there cannot be {shorten(self.classes)} classes: give a whole number from 1 on"
             )
+        object.__setattr__(self, "class_names", check_class_names(self.class_names, self.classes))
         mean, std = self.mean, self.std
         if not isinstance(mean, Sequence) or not isinstance(std, Sequence):
             raise DataError(f"mean and std are {shorten(mean)} and {shorten(std)}: give tuples")
@@ -145,31 +171,38 @@ class InputSpec:
         if len(x) == 0:
             raise DataError(f"{who} is empty: give it at least one point or leave it out")
         if tuple(x.shape[1:]) != self.shape:
+            if x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == self.shape:
+                raise DataError(f"{who}'s {channels_last_sentence(x.shape[1:])}")
             raise DataError(
                 f"{who} has inputs of shape {tuple(x.shape[1:])}, the federation "
                 f"reads {self.shape}: convert them (channels come first)"
             )
         if self.dtype == "uint8" and x.dtype != torch.uint8:
             raise DataError(
-                f"{who} has inputs of type {_name(x)}, the federation reads uint8 "
+                f"{who} has inputs of type {type_name(x)}, the federation reads uint8 "
                 "images (0 to 255): convert them"
             )
         if self.dtype != "uint8":
             if x.dtype == torch.uint8 or x.is_complex():
                 raise DataError(
-                    f"{who} has {_name(x)} inputs, the federation reads floats: convert them"
+                    f"{who} has {type_name(x)} inputs, the federation reads floats: convert them"
                 )
             x = x.to(torch.float32)
             if not all(bool(torch.isfinite(part).all()) for part in torch.split(x, 4096)):
                 raise DataError(f"{who} has NaN or infinite inputs: clean or drop these points")
         y = None if y is None else self._check_labels(y, x, who)
-        return replace(client, x=x, y=y, traits=_check_traits(client, who))
+        return replace(client, x=x, y=y, traits=check_traits(client.name, client.traits, who))
 
     def _check_labels(self, y: Tensor, x: Tensor, who: str) -> Tensor:
-        if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
+        if y.is_floating_point():
             raise DataError(
-                f"{who} has labels of type {_name(y)} and shape {tuple(y.shape)}: give one whole "
-                f"number per point ({x.shape[0]})"
+                f"{who} has labels of type {type_name(y)}: {CLASSES_ONLY}, so give one whole "
+                f"number per point ({x.shape[0]}), its class"
+            )
+        if y.is_complex() or y.shape != x.shape[:1]:
+            raise DataError(
+                f"{who} has labels of type {type_name(y)} and shape {tuple(y.shape)}: give one "
+                f"whole number per point ({x.shape[0]})"
             )
         unsigned, y = y.dtype == torch.uint64, y.to(torch.int64)
         if unsigned and bool((y < 0).any()):  # 2^63 and more, as it would be read
@@ -277,62 +310,6 @@ class Population:
         }
 
 
-def as_tensor(value: Any, what: str) -> Tensor:
-    """Numbers in a tensor, an array or (nested) lists as a dense tensor; DataError if they are not.
-
-    Nothing is copied that torch can read as it is.
-    """
-    if not isinstance(value, Tensor):
-        try:
-            array = np.asarray(value)
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise DataError(
-                f"{what} are no array ({shorten(error, 200)}): give every point the same shape"
-            ) from None
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"{what} must be numbers, not {array.dtype}: give a tensor or an array")
-        width = min(array.dtype.itemsize, 8)  # in bytes; torch knows no longdouble
-        kind = np.dtype(f"{array.dtype.kind}{width}")  # nor C's long long beside its long
-        if kind.num != array.dtype.num or kind != array.dtype or min(array.strides, default=0) < 0:
-            with np.errstate(over="ignore"):  # becomes infinite, which is refused
-                array = array.astype(kind)
-        value = torch.from_numpy(array)
-    if value.layout != torch.strided or value.device.type == "meta":
-        raise DataError(
-            f"{what} are {shorten(str(value.layout))} on {value.device}: give a dense tensor, "
-            "for instance by to_dense()"
-        )
-    tensor: Tensor = value.detach() if value.requires_grad else value
-    return tensor
-
-
-def _check_traits(client: ClientData, who: str) -> dict[str, Trait]:
-    """The traits, numpy's scalars as Python's; DataError for what no file or table can show."""
-    if not isinstance(client.name, str) or len(client.name) > _LONGEST_TEXT:
-        raise DataError(
-            f"a client is named {shorten(client.name)}: give a text of {_LONGEST_TEXT} letters"
-        )
-    if not isinstance(client.traits, dict):
-        raise DataError(f"{who} has traits that are no dict: give names and their values")
-    traits = {}
-    for name, value in client.traits.items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        right = isinstance(name, str) and len(name) <= _LONGEST_TEXT
-        if isinstance(plain, str):
-            right = right and len(plain) <= _LONGEST_TEXT
-        elif isinstance(plain, int):
-            right = right and abs(plain) < 2**63
-        else:
-            right = right and isinstance(plain, float) and isfinite(plain)
-        if not right:
-            raise DataError(
-                f"{who} has the trait {shorten(name)} = {shorten(value)}: give a short text, a "
-                "finite float or an integer of 64 bits, under a short text"
-            )
-        traits[name] = plain
-    return traits
-
-
 def _readable(mean: Any, std: Any) -> bool:
     """Whether inputs minus mean, divided by std, are finite in float32."""
     numbers: Any = (int, float, np.integer, np.floating)
@@ -341,7 +318,3 @@ def _readable(mean: Any, std: Any) -> bool:
     if not (abs(mean) <= 1e30 and 1e-30 <= std <= 1e30):
         return False
     return abs(float(mean)) / float(std) <= 1e30
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowdup.data.clients import ClientData, LazyClients, Trait
+from flowdup.data.clients import ClientData, LazyClients
+from flowdup.data.traits import Trait
 from flowdup.errors import ConfigError
 from flowdup.random import Stream
 from flowdup.settings import as_table, check_range, read_scalar

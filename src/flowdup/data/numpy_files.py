@@ -1,9 +1,10 @@
-"""Reading .npz and .npy files that anybody may have written.
+"""Reading .npz and .npy files that anybody may have written, and writing an .npy.
 
 Of an .npz only the arrays that are asked for and single values are read; of the others, however
 large, only the headers.  Sizes are known before anything is allocated, and pickles are refused.
 """
 
+import io
 import math
 import zipfile
 from collections.abc import Collection
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flowdup.errors import DataError, shorten
+from flowdup.files import write_atomic
 from flowdup.memory import check_memory
 
 Array = NDArray[Any]
@@ -61,6 +63,13 @@ def read_arrays(path: Path, wanted: Collection[str]) -> StoredArrays:
             f"{path} is no readable NumPy file ({shorten(error, 300)}): write it again with "
             "numpy.savez"
         ) from error
+
+
+def write_array(path: Path, values: ArrayLike) -> None:
+    """An .npy file, written as a whole or not at all."""
+    content = io.BytesIO()
+    np.save(content, np.asarray(values))
+    write_atomic(path, content.getvalue())
 
 
 def _read_npz(path: Path, wanted: Collection[str]) -> StoredArrays:

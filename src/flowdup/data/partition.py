@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from flowdup.data.class_shares import draw_class_counts
-from flowdup.data.clients import ClientData, Trait
+from flowdup.data.clients import ClientData
 from flowdup.data.strata import Indices, choose_classes, stratify
+from flowdup.data.traits import Trait
 from flowdup.errors import ConfigError
 from flowdup.memory import check_memory
 from flowdup.random import Stream, distinct

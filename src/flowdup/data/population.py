@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flowdup.data.class_names import CLASSES_ONLY, RANGES
+from flowdup.data.client_groups import Clients
 from flowdup.data.clients import ClientData, InputSpec, Population
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import ImageSet
@@ -17,6 +19,7 @@ from flowdup.data.labels import LabeledTraits, hide_labels
 from flowdup.data.lazy import lazy_clients
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, data_folder
+from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
 from flowdup.data.user_data import read_folder, read_table
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
@@ -68,10 +71,10 @@ class DataConfig:
     # your own clients
     path: str = ""  # of the folder or the table, where source is one of these
     classes: int = 0  # how many there are; 0: the largest label + 1
-    shape: tuple[int, ...] = ()  # table: of one input, if its column is flat
-    client_column: str = "client"  # table: names the client of each row
-    label_column: str = "label"  # table: the class of each row; empty: there are no labels
-    input_columns: tuple[str, ...] = ("x",)  # table: what a model reads of each row
+    shape: tuple[int, ...] = ()  # table or CSV: of one input, if its columns are flat
+    client_column: str = "client"  # table or CSV: names the client of each row
+    label_column: str = "label"  # table or CSV: the class of each row; empty: there are no labels
+    input_columns: tuple[str, ...] = ("x",)  # of a table; a CSV without x: all other numbers
     mean: tuple[float, ...] = ()  # per channel, taken off before std divides; empty: as they are
     std: tuple[float, ...] = ()  # per channel, divides what mean has left
 
@@ -209,10 +212,9 @@ def _read_files(config: DataConfig, stream: Stream) -> Loaded:
     if not config.path:
         raise ConfigError(f"data.source = '{config.source}' needs data.path")
     path = Path(config.path)
-    if config.source == "folder":
-        return read_folder(path)
     label, shape = config.label_column or None, config.shape or None
-    return read_table(path, config.client_column, label, config.input_columns, shape)
+    read = read_folder if config.source == "folder" else read_table
+    return read(path, config.client_column, label, config.input_columns, shape)
 
 
 def _population(
@@ -237,10 +239,13 @@ def _population(
             "array with one row per point"
         )
     dtype = "uint8" if first.dtype == torch.uint8 else "float32"
-    classes = config.classes or _count_classes(train)
+    names = found.class_names if isinstance(found, Clients) else ()
+    classes = _check_count(names, config) or config.classes or _count_classes(train)
     if len(config.mean) not in (0, 1, first.shape[1]):
+        if looks_channels_last(first.shape[1:], square=False):
+            raise DataError(channels_last_sentence(first.shape[1:]))
         raise ConfigError("data.mean and data.std need one number each, or one per channel")
-    spec = InputSpec(tuple(first.shape[1:]), dtype, classes, config.mean, config.std)
+    spec = InputSpec(tuple(first.shape[1:]), dtype, classes, config.mean, config.std, names)
     return Population(spec, train, groups.get("validation", []), groups.get("test", []))
 
 
@@ -263,7 +268,21 @@ def _split(
     }
 
 
+def _check_count(names: Sequence[str], config: DataConfig) -> int:
+    """How many classes have names; 0 if none has."""
+    if names and config.classes not in (0, len(names)):
+        raise ConfigError(
+            f"data.classes is {config.classes} and {config.path} names {len(names)} classes "
+            f"({listed(names)}): set data.classes = 0"
+        )
+    if len(names) == 1:
+        raise DataError(f"all labels of {config.path} are '{names[0]}': give two classes or more")
+    return len(names)
+
+
 def _count_classes(clients: Sequence[ClientData]) -> int:
+    if floats := [c.name for c in clients if c.y is not None and c.y.is_floating_point()]:
+        raise DataError(f"client '{floats[0]}' has floats for labels: {CLASSES_ONLY}, so {RANGES}")
     largest = max((int(c.y.max()) for c in clients if c.y is not None and len(c)), default=-1)
     if largest < 1:
         raise DataError(

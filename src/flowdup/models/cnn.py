@@ -4,6 +4,7 @@ import math
 
 from torch import nn
 
+from flowdup.data.tensors import channels_last_sentence, looks_channels_last
 from flowdup.errors import ConfigError
 
 
@@ -21,11 +22,14 @@ def _two_convolutions(
     """
     if len(shape) != 3:
         raise ConfigError(
-            f"a CNN reads images [channels, height, width], not inputs of shape {shape}"
+            f"a CNN reads images [channels, height, width], not inputs of shape {shape}: give gray "
+            "images a channel, x[:, None] in NumPy, or choose model 'mlp'"
         )
     padding = kernel // 2 if same else 0
     trim = 0 if same else kernel - 1
     sides = [((side - trim) // 2 - trim) // 2 for side in shape[1:]]
+    if looks_channels_last(shape, square=min(sides) >= 1):
+        raise ConfigError(channels_last_sentence(shape))
     if min(sides) < 1:
         raise ConfigError(
             f"images of {shape[1]}x{shape[2]} are too small for this CNN: use model 'cnn-small'"

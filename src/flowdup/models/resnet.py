@@ -6,6 +6,7 @@ Batch statistics do not belong to one client and are not averaged, so every norm
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from flowdup.data.tensors import channels_last_sentence, looks_channels_last
 from flowdup.errors import ConfigError
 
 
@@ -35,6 +36,8 @@ def resnet18(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """d = 11,173,962 on 3x32x32 with 10 classes."""
     if len(shape) != 3:
         raise ConfigError(f"resnet18 reads images [channels, height, width], not shape {shape}")
+    if looks_channels_last(shape):
+        raise ConfigError(channels_last_sentence(shape))
     layers: list[nn.Module] = [
         nn.Conv2d(shape[0], 64, 3, padding=1, bias=False),
         _norm(64),

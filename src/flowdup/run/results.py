@@ -46,6 +46,7 @@ def evaluate_run(
         "method": simulation.config.method.name,
         "k": simulation.method.k,
         "round": state.round,
+        "class_names": list(simulation.population.spec.class_names),
         "metrics": {reading: _plain(table) for reading, table in metrics_table(scores).items()},
         "cost": asdict(simulation.cost(state)),
         "clients": [

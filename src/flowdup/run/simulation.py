@@ -108,7 +108,7 @@ class Simulation:
 
     def checked(self, spec: FederationSpec, state: ServerState) -> ServerState:
         """A checkpoint's state, moved here; CheckpointError if it is of another federation."""
-        if spec != self.federation:
+        if not self.federation.is_same(spec):
             spec.check(self.method)
             raise CheckpointError(f"the checkpoint belongs to another federation: {_OTHER}")
         check_state(state, self.method, self.config.server)

@@ -1,6 +1,6 @@
 """Where a run may begin: the model that another run has learned for everyone, or a model file."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from flowdup.data import InputSpec
@@ -23,6 +23,8 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> Weights:
         name, theirs = saved.name, saved.inputs
         weights = {n: p.detach() for n, p in saved.module.named_parameters()}
     _refuse_difference(path, "model", name, model)
+    if not (theirs.class_names and inputs.class_names):  # not everyone names them
+        theirs = replace(theirs, class_names=inputs.class_names)
     for field in fields(InputSpec):
         _refuse_difference(path, field.name, *(getattr(s, field.name) for s in (theirs, inputs)))
     return {n: w.float().cpu().clone() for n, w in weights.items()}

@@ -1,0 +1,75 @@
+"""Groups of a user's clients, and labels that are named over all of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from flowdup.data.class_names import read_labels
+from flowdup.data.clients import ClientData
+from flowdup.errors import DataError
+
+
+class Clients(dict[str, list[ClientData]]):
+    """Clients by group (train, validation and test, or just "all"), and their classes' names."""
+
+    def __init__(
+        self, groups: Mapping[str, list[ClientData]], class_names: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(groups)
+        self.class_names = class_names
+
+
+class Unnamed(NamedTuple):
+    """A client whose labels may be texts, one per point ("": none), not yet numbers."""
+
+    client: ClientData
+    texts: Sequence[str] | None = None
+
+
+def find_groups(path: Path) -> dict[str, Path]:
+    """The folders `train`, `validation` and `test`; without `train`, the path itself is "all"."""
+    if not path.exists():
+        raise DataError(f"there is no {path}: give the path of the clients' data")
+    if not (path / "train").is_dir():
+        return {"all": path}
+    groups = ("train", "validation", "test")
+    return {group: path / group for group in groups if (path / group).is_dir()}
+
+
+def name_classes(
+    groups: Mapping[str, Sequence[Unnamed]],
+    path: Path,
+    class_names: tuple[str, ...] = (),
+    numbers: bool = True,
+) -> Clients:
+    """The clients with numbers for labels, each known to stand in one group only.
+
+    `class_names` are those of labels that are numbers already; with `numbers`, texts that all are
+    whole numbers are the labels and no names.
+    """
+    every = [found for members in groups.values() for found in members]
+    clients = [found.client for found in every]
+    if any(found.texts is not None for found in every):
+        if mixed := [c.name for c in clients if c.y is not None]:
+            raise DataError(
+                f"client '{mixed[0]}' of {path} has numbers for labels and others have texts: "
+                "store all labels in one way"
+            )
+        labels, class_names = read_labels([found.texts for found in every], str(path), numbers)
+        clients = [replace(c, y=y) for c, y in zip(clients, labels, strict=True)]
+    rest = iter(clients)
+    named = {group: [next(rest) for _ in members] for group, members in groups.items()}
+    _check_apart(named, path)
+    return Clients(named, class_names)
+
+
+def _check_apart(clients: Mapping[str, Sequence[ClientData]], path: Path) -> None:
+    group_of: dict[str, str] = {}
+    for group, members in clients.items():
+        for client in members:
+            if (other := group_of.setdefault(client.name, group)) != group:
+                raise DataError(
+                    f"client '{client.name}' of {path} is in {other} and in {group}: keep it in "
+                    "one of them, or rename one if they are two clients"
+                )

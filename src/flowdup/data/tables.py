@@ -1,0 +1,342 @@
+"""Tables of clients: Parquet, Arrow (Hugging Face `save_to_disk`) and CSV, read with pyarrow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowdup.data.class_names import CLASSES_ONLY, RANGES
+from flowdup.data.client_groups import Unnamed
+from flowdup.data.clients import ClientData
+from flowdup.data.image_files import Image, ImageReader
+from flowdup.data.tensors import as_inputs, listed
+from flowdup.data.traits import Trait
+from flowdup.errors import ConfigError, DataError, shorten
+from flowdup.memory import check_memory
+from flowdup.strict_json import get_text, read_lenient_json, read_object
+
+Array = NDArray[Any]
+
+_NUMBERS = "biuf"  # numpy's kinds: bool, int, unsigned, float
+
+
+def read_arrow(path: Path, as_text: Sequence[str]) -> Any:
+    """A pyarrow.Table with all rows of a file or folder, its buffers validated.
+
+    The columns `as_text` of a CSV are read as they are written; others as numbers where they are.
+    """
+    try:
+        import pyarrow as pa  # noqa: PLC0415  (an optional dependency)
+        from pyarrow.parquet import ParquetFile  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError("tables need pyarrow: run pip install 'flowdup[data]'") from error
+
+    def read(file: Path) -> Any:
+        if file.suffix == ".arrow":
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+                return stream.read_all()
+        if is_csv(file):
+            return _read_csv(file, as_text)
+        with ParquetFile(file) as parquet:
+            _check_parquet(parquet.metadata, file)
+            return parquet.read()
+
+    try:
+        files = _table_files(path)
+        parts = [read(file) for file in files]
+        whole = all(map(is_csv, files)) and _check_columns(parts, files)
+        table = pa.concat_tables(parts, promote_options="permissive" if whole else "none")
+        table.validate(full=True)  # a file's offsets are followed without a check from here on
+        return table
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, pa.ArrowException) as error:
+        why = shorten(error, 300)
+        raise DataError(f"{path} is no readable table ({why}): write it again") from error
+
+
+def is_csv(path: Path) -> bool:
+    return path.name.lower().endswith((".csv", ".tsv")) and not path.name.startswith(".")
+
+
+def _has_csv(path: Path) -> bool:
+    return any(map(is_csv, path.iterdir())) if path.is_dir() else is_csv(path)
+
+
+def _read_csv(file: Path, as_text: Sequence[str]) -> Any:
+    from pyarrow import csv, string  # noqa: PLC0415  (an optional dependency)
+
+    check_memory(8 * file.stat().st_size, str(file), "write a table of fewer rows", DataError)
+    with file.open("rb") as content:
+        head = content.readline(2**20)
+    sign = max(",;\t", key=lambda sign: head.count(sign.encode()))
+    found = csv.read_csv(
+        file,
+        parse_options=csv.ParseOptions(delimiter=sign),
+        convert_options=csv.ConvertOptions(column_types={name: string() for name in as_text}),
+    )
+    if len({*found.column_names}) < len(found.column_names):
+        raise DataError(f"{file} has two columns of one name: give each its own, in the first line")
+    return found
+
+
+def _check_columns(parts: Sequence[Any], files: Sequence[Path]) -> bool:
+    for part, file in zip(parts, files, strict=True):
+        if {*part.column_names} != {*parts[0].column_names}:
+            raise DataError(
+                f"{file} has the columns {listed(part.column_names)}, and {files[0]} has "
+                f"{listed(parts[0].column_names)}: give all the same"
+            )
+    return True
+
+
+def _check_parquet(metadata: Any, file: Path) -> None:
+    """Refuse more values than fit in memory, of which a few bytes may tell."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    size = sum(8 * max(c.num_values, 0) + max(c.total_uncompressed_size, 0) for c in columns)
+    size = max(size, 8 * metadata.num_rows)
+    check_memory(size, str(file), "write a table of fewer rows", DataError)
+
+
+def _table_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    state = path / "state.json"  # of a Hugging Face dataset, whose folder may hold caches as well
+    if state.is_file():
+        names = [
+            get_text(entry, "filename") for entry in read_object(state.read_bytes())["_data_files"]
+        ]
+        if wrong := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{state.name} names '{shorten(wrong[0])}', a file of another folder")
+        return [path / name for name in names]
+    files = sorted(
+        [*path.glob("*.parquet"), *path.glob("*.arrow"), *filter(is_csv, path.iterdir())]
+    )
+    if not files:
+        raise DataError(f"{path} has no .parquet, .arrow or .csv files: give the folder with them")
+    return files
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """A pyarrow.Table and where it comes from, which errors name."""
+
+    table: Any
+    path: Path
+    images: ImageReader
+
+    def clients(
+        self,
+        client_column: str,
+        label_column: str | None,
+        input_columns: Sequence[str],
+        shape: tuple[int, ...] | None,
+        guessed: bool = False,
+    ) -> list[Unnamed]:
+        """`guessed`: the inputs were not named by a person, who must say what text is for."""
+        self.check_rows()
+        codes, names = self.codes(client_column)
+        if codes.min() < 0:
+            raise self.error(client_column, "has nulls", "give every row a client")
+        columns = self.input_names(input_columns, (client_column, label_column))
+        guessed = guessed or columns is not input_columns
+        x = self.inputs(columns, shape)
+        y = None if label_column is None else self.labels(label_column)
+        order = np.argsort(codes, kind="stable")  # client by client, each in the table's order
+        starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        traits: list[dict[str, Trait]] = [{} for _ in names]
+        for column in self.table.column_names:
+            if column not in (client_column, label_column, *columns):
+                varies = self.add_traits(traits, column, order, starts)
+                if varies and guessed:
+                    raise self.error(
+                        column,
+                        "is neither a number nor the same for all points of a client",
+                        "name the columns to be read in data.input_columns, or drop it",
+                    )
+        found = []
+        for i, rows in enumerate(np.split(order, starts[1:])):
+            own = y[rows] if isinstance(y, Tensor) else None
+            texts = [y[row] for row in rows] if isinstance(y, list) else None
+            client = ClientData(x[torch.from_numpy(rows)], own, str(names[i]), traits[i])
+            found.append(Unnamed(client, texts))
+        return found
+
+    def input_names(self, given: Sequence[str], others: Sequence[str | None]) -> Sequence[str]:
+        """Of a CSV without a column x, which is the default, all columns of numbers but others."""
+        names = self.table.column_names
+        if tuple(given) != ("x",) or "x" in names or not _has_csv(self.path):
+            return given
+        found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
+        if not found:
+            raise DataError(
+                f"{self.path} has no columns of numbers but {listed(filter(None, others))}: write "
+                "the inputs as numbers, with names in the first line"
+            )
+        return found
+
+    def check_rows(self) -> None:
+        if not len(self.table):
+            raise DataError(f"{self.path} has no rows: give a table with at least one")
+
+    def inputs(self, names: Sequence[str], shape: tuple[int, ...] | None) -> Tensor:
+        self.check_rows()
+        if not names:
+            raise ConfigError("no input column is named: name one of lists, or some of numbers")
+        columns = [self.dense(name) for name in names]
+        if len(columns) > 1 and any(column.ndim > 1 for column in columns):
+            raise self.error(names[0], "is one of several inputs", "give one column of lists only")
+        x = columns[0] if columns[0].ndim > 1 else np.stack(columns, axis=1)
+        if shape is not None and prod(shape) != prod(x.shape[1:]):
+            has = f"has points of {prod(x.shape[1:])} values"
+            raise self.error(names[0], has, f"set a shape of as many, not {shape}")
+        return as_inputs(x if shape is None else x.reshape(-1, *shape), str(self.path))
+
+    def labels(self, name: str) -> Tensor | list[str]:
+        """Numbers, -1 where there is none, or texts."""
+        column = self.column(name)
+        if column.null_count == len(column):
+            return torch.full((len(column),), -1)
+        if _kind(column.type) == "f":
+            raise self.error(name, f"has labels of type {column.type}", f"{CLASSES_ONLY}, {RANGES}")
+        if _is_text(column.type):
+            return [text or "" for text in column.to_pylist()]
+        if _kind(column.type) not in "biu":
+            raise self.error(
+                name, f"has labels of type {column.type}", "store whole numbers from 0 on"
+            )
+        if _kind(column.type) == "u" and (largest := _largest(column)) >= 2**63:
+            raise self.error(name, f"has the label {largest}", "store whole numbers from 0 on")
+        return torch.from_numpy(column.cast("int64", safe=False).fill_null(-1).to_numpy().copy())
+
+    def class_names(self, label_column: str | None) -> tuple[str, ...]:
+        """Those that a Hugging Face dataset has for a column of its type ClassLabel."""
+        try:
+            about = read_lenient_json((self.table.schema.metadata or {})[b"huggingface"])
+            names = about["info"]["features"][label_column]["names"]
+        except (ValueError, LookupError, TypeError):  # most tables say nothing of the kind
+            return ()
+        named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return tuple(names) if named else ()
+
+    def add_traits(
+        self, traits: list[dict[str, Trait]], name: str, order: Array, starts: Array
+    ) -> bool:
+        """Whether it varies within a client, which then has no such trait."""
+        kind = self.column(name).type
+        if kind.num_fields or _kind(kind) == "M":  # lists, structs and times are no traits
+            return True
+        codes, values = self.codes(name)
+        low, high = (best.reduceat(codes[order], starts) for best in (np.minimum, np.maximum))
+        for client in np.flatnonzero((low == high) & (low >= 0)):
+            if isinstance(value := values[low[client]], Trait):
+                traits[client][name] = value
+        return bool((low != high).any())
+
+    def codes(self, name: str) -> tuple[Array, list[Any]]:
+        """Per row the place of its value (-1: null) among the values, these by first appearance."""
+        column = self.column(name)
+        if column.type.num_fields:
+            raise self.error(name, f"has values of type {column.type}", "give a column of names")
+        if _kind(column.type) == "M":  # as Python objects, some of these ask for pandas
+            column = column.cast("string")
+        encoded = column.dictionary_encode().combine_chunks()
+        return encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
+
+    def dense(self, name: str) -> Array:
+        """A column of numbers as [n], one of (nested) lists or of images as [n, ...]."""
+        column = self.column(name)
+        if _is_image(column.type):
+            images = (self.image(name, row, value.as_py()) for row, value in enumerate(column))
+            return self.images.read(images, len(column)).numpy()
+        pieces = [self.dense_piece(name, piece) for piece in column.chunks if len(piece)]
+        if len({piece.shape[1:] for piece in pieces}) > 1:
+            raise self.error(name, "has lists of several lengths", "give every point one shape")
+        return np.concatenate(pieces)
+
+    def image(self, name: str, row: int, value: Any) -> Image:
+        """Of Hugging Face's type Image, or just its bytes: a file's content, or else its path."""
+        where = f"row {row} of column '{name}' of {self.path}"
+        content = value if isinstance(value, bytes | None) else value.get("bytes")
+        if isinstance(content, bytes):
+            return where, BytesIO(content)
+        path = None if value is None else value.get("path")
+        if not isinstance(path, str):
+            raise self.error(name, f"has no image in row {row}", "fill it in or drop this row")
+        return f"{path}, {where},", self.path.parent / path
+
+    def dense_piece(self, name: str, piece: Any) -> Array:
+        shape = [len(piece)]
+        while hasattr(piece.type, "value_type") and not piece.null_count:
+            lengths = piece.value_lengths().unique().to_pylist()
+            if len(lengths) > 1:
+                raise self.error(name, "has lists of several lengths", "give every point one shape")
+            shape.append(lengths[0] if lengths else 0)
+            piece = piece.flatten()
+        if piece.null_count:
+            raise self.error(name, "has nulls", "fill them in or drop these rows")
+        if _kind(piece.type) not in _NUMBERS:
+            raise self.error(name, f"has inputs of type {piece.type}", "store them as numbers")
+        return np.asarray(piece.to_numpy(zero_copy_only=False)).reshape(shape)
+
+    def column(self, name: str) -> Any:
+        if name not in self.table.column_names:
+            there = listed(self.table.column_names)
+            raise DataError(f"{self.path} has no column '{name}': choose among {there}")
+        column = self.table.column(name)
+        if hasattr(column.type, "storage_type"):  # an extension type, such as a fixed-shape tensor
+            column = column.cast(column.type.storage_type)
+        if hasattr(column.type, "index_type"):  # a dictionary, whose order need not be that of rows
+            column = column.cast(column.type.value_type)
+        return column
+
+    def error(self, column: str, what: str, remedy: str) -> DataError:
+        return DataError(f"column '{column}' of {self.path} {what}: {remedy}")
+
+
+def _largest(column: Any) -> int:
+    from pyarrow.compute import max as most  # noqa: PLC0415  (an optional dependency)
+
+    return int(most(column).as_py())
+
+
+def _is_text(arrow_type: Any) -> bool:
+    from pyarrow.types import is_large_string, is_string  # noqa: PLC0415  (an optional dependency)
+
+    return bool(is_string(arrow_type) or is_large_string(arrow_type))
+
+
+def _may_be_numbers(arrow_type: Any) -> bool:
+    """A column without a value may, too: that it has none is then said of it."""
+    from pyarrow.types import is_null  # noqa: PLC0415  (an optional dependency)
+
+    return _kind(arrow_type) in _NUMBERS or bool(is_null(arrow_type))
+
+
+def _is_image(arrow_type: Any) -> bool:
+    """Whether it is Hugging Face's type Image, or bytes, which can only be encoded images."""
+    from pyarrow import types  # noqa: PLC0415  (an optional dependency)
+
+    if types.is_struct(arrow_type):
+        return bool(arrow_type.get_field_index("bytes") >= 0)
+    return bool(types.is_binary(arrow_type) or types.is_large_binary(arrow_type))
+
+
+def _kind(arrow_type: Any) -> str:
+    """numpy's letter for a type: b, i, u, f, M for any time or date, O for what it lacks."""
+    from pyarrow.types import is_temporal  # noqa: PLC0415  (an optional dependency)
+
+    if is_temporal(arrow_type):  # numpy's own type may be asked of pandas
+        return "M"
+    try:
+        return str(np.dtype(arrow_type.to_pandas_dtype()).kind)
+    except NotImplementedError:
+        return "O"
