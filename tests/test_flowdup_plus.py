@@ -1,5 +1,6 @@
 """FLowDUP+, logit adjustment and pseudo-labels, each written out in plain torch."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -302,7 +303,7 @@ def test_the_teacher_is_the_latest_model_for_everyone_after_the_warm_up(
     state, taught = m.server_state(), []
     for model in models:
         taught.append(max(float(t.abs().max()) for n, t in state.items() if n in m.broadcast))
-        state = m.update_server_state(state, torch.zeros(()), lambda model=model: model)
+        state = m.update_server_state(state, torch.zeros(()), partial(dict, model))
     assert taught == [0, 0, 0]
     assert all(torch.equal(state[n], t) for n, t in prefixed("teacher.", models[2]).items())
     assert set(m.broadcast) == {f"teacher.{n}" for n in m.f.shapes}

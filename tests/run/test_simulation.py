@@ -4,6 +4,7 @@ random in the process.
 
 import json
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from flowdup.config import Config, read_config
 from flowdup.errors import TrainingError
 from flowdup.methods import Params, register_method
 from flowdup.methods.fedavg import FedAvg
+from flowdup.models import Weights
 from flowdup.run import RunFolder, Simulation, embed_run, evaluate_run
 
 
@@ -132,7 +134,9 @@ class Hopeful(FedAvg):
     def server_state(self) -> Params:
         return {"lowest": torch.tensor(torch.inf)}
 
-    def update_server_state(self, state: Params, loss: torch.Tensor) -> Params:
+    def update_server_state(
+        self, state: Params, loss: torch.Tensor, model: Callable[[], Weights]
+    ) -> Params:
         return {"lowest": torch.minimum(state["lowest"], loss)}
 
 
