@@ -28,6 +28,7 @@ from flowdup.run.training import train_run
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _POLL_SECONDS = 0.2  # between two looks at whether to stop
+_FAREWELL_SECONDS = 5.0  # for a worker to end by itself; its runs are saved, if it does not
 Stop = Callable[[], bool]
 
 
@@ -163,7 +164,8 @@ def _started(workers: int, modules: Sequence[str]) -> Iterator[list[_Worker]]:
         yield pool
         for worker in pool:
             worker.send(None)
-            worker.process.join()
+        for worker in pool:
+            worker.process.join(_FAREWELL_SECONDS)
     finally:
         for worker in pool:
             worker.process.kill()
