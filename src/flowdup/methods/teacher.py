@@ -27,6 +27,7 @@ from flowdup.prior import log_prior
 from flowdup.settings import check_range
 
 _PREFIX = "teacher."
+_CHUNK = 2048  # points that pass through f at once
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Teacher:
 
     def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
         """y, with the teacher's labels where there is none (-1) and the teacher is sure."""
-        logits = self.f(strip_prefix(start, _PREFIX), x)  # [n, classes]
+        weights, chunks = strip_prefix(start, _PREFIX), torch.split(x, _CHUNK)
+        logits = torch.cat([self.f(weights, rows) for rows in chunks])  # [n, classes]
         if self.config.prior:
             without = present * (y < 0)
             logits = logits + log_prior(logits, without, self.config.sparsity)
