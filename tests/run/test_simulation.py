@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from flowdup.methods import Params, register_method
 from flowdup.methods.fedavg import FedAvg
 from flowdup.models import Weights
 from flowdup.run import RunFolder, Simulation, embed_run, evaluate_run
+from flowdup.settings import plain
 
 
 def config(**changes: Any) -> Config:
@@ -146,3 +147,31 @@ def test_what_a_method_does_not_know_yet_is_no_divergence(tmp_path: Path) -> Non
     rows = list(flowdup.train_run(made, tmp_path, population=population()))
     lowest = [min(row["loss"] for row in rows[:n]) for n in (1, 2)]
     assert [row["lowest"] for row in rows] == [None, *lowest]
+
+
+class Watching(FedAvg):
+    """Notes how many cores the server's own work has."""
+
+    seen: ClassVar[list[int]] = []
+
+    def update_server_state(
+        self, state: Params, loss: torch.Tensor, model: Callable[[], Weights]
+    ) -> Params:
+        self.seen.append(torch.get_num_threads())
+        return state
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_on_a_cpu_the_servers_work_has_one_core_and_others_get_theirs_back(engine: str) -> None:
+    register_method("watching", Watching)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        table = plain(config(method={"name": "watching"}))
+        table["engine"]["name"] = engine
+        simulation = Simulation(read_config(table), population())
+        for _ in simulation.rounds(simulation.initial_state()):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert set(Watching.seen) == {1}

@@ -41,7 +41,8 @@ def evaluate_run(
     stream = simulation.stream.child("held-out")
     clients = simulation.population.test
     _LOG.info("evaluating %d test clients", len(clients))
-    scores = evaluate(simulation.engine, state.deployed, clients, stream)
+    with simulation.cores():
+        scores = evaluate(simulation.engine, state.deployed, clients, stream)
     result = {
         "method": simulation.config.method.name,
         "k": simulation.method.k,
@@ -56,7 +57,8 @@ def evaluate_run(
         **provenance(simulation.device),
     }
     if support:
-        rows = evaluate_by_support(simulation.engine, state.deployed, clients, stream, support)
+        with simulation.cores():
+            rows = evaluate_by_support(simulation.engine, state.deployed, clients, stream, support)
         result["support"] = [asdict(row) | {"metrics": _plain(row.metrics)} for row in rows]
     if is_main_process():
         folder.write_evaluation(result)

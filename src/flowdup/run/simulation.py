@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from flowdup.checkpoint import check_state, load_checkpoint
 from flowdup.config import Config
 from flowdup.cost import Cost, measure
 from flowdup.data import LazyClients, Population, load_population
+from flowdup.devices import one_core
 from flowdup.engines import Engine, build_engine
 from flowdup.errors import CheckpointError, TrainingError
 from flowdup.evaluation import Summary, summarize, transductive_accuracy, transductive_logits
@@ -150,7 +152,8 @@ class Simulation:
         ahead = _AHEAD if self.device.type == "cuda" else 0
         last = state.began + config.server.rounds
         while state.round < last:
-            latest = next_round(config.server, self.method, self.engine, state, self.stream)
+            with self.cores():
+                latest = next_round(config.server, self.method, self.engine, state, self.stream)
             waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
             state = latest.state
             due = state.round % config.run.evaluate_every == 0 or state.round == last
@@ -158,7 +161,8 @@ class Simulation:
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())
                 if due and result is latest:
-                    accuracy, correction = self._validate(state)
+                    with self.cores():
+                        accuracy, correction = self._validate(state)
                     state = replace(state, correction=correction)
                     if accuracy.mean is not None:
                         metrics["validation_accuracy"] = accuracy.mean
@@ -167,6 +171,10 @@ class Simulation:
                         best = state.best.after(state.round, accuracy.mean) if state.best else new
                         state = replace(state, best=best)
                 yield (state if result is latest else result.state), metrics
+
+    def cores(self) -> AbstractContextManager[None]:
+        """What work has to be done in: on a CPU, one core beside those that the engine uses."""
+        return one_core() if self.device.type == "cpu" else nullcontext()
 
     def _validate(self, state: ServerState) -> tuple[Summary, Params]:
         """Accuracy of validation clients, and the correction that it is with."""
