@@ -63,14 +63,16 @@ class SequentialEngine:
             plan = batch_plan(orders, position, len(client), *size, augmentation)
             return local_batches(client, plan, self.device, self.dtype, augmentation)
 
+        made: dict[int, Batch] = {}
         if self.update is None:
-            first = batches(next(iter(task.cohort)))
-            self._prepare(task, Batch(*(t[0] for t in first)))
+            first = next(iter(task.cohort))
+            made[first] = batches(first)
+            self._prepare(task, Batch(*(t[0] for t in made[first])))
         update, traced = self.update, self.traced
         assert update is not None
 
         def reply(position: int) -> Reply:
-            own = batches(position)
+            own = made.pop(position) if position in made else batches(position)
             if traced and len(own.x) <= self.most_steps:
                 return update(task, own, traced, self.most_steps)
             return update(task, own)
