@@ -153,8 +153,9 @@ class MethodConfig:
             yield from setting_paths(entry.settings, prefix)
 
     def table(self) -> dict[str, Any]:
-        tables: list[dict[str, Any]] = [plain(self.common), plain(self.settings)]
-        return {"name": self.name} | tables[0] | tables[1]
+        common: dict[str, Any] = plain(self.common)
+        settings: dict[str, Any] = plain(self.settings)
+        return {"name": self.name} | common | settings
 
     def build(self, context: MethodContext) -> Method:
         context = replace(context, init_scale=self.common.init_scale)
