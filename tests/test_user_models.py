@@ -170,7 +170,7 @@ def test_a_personal_model_is_fine_tuned_and_saved(tmp_path: Path, model: str) ->
     own, data = made(model), client(0, 12)
     assert not own.training
     before = {n: b.clone() for n, b in own.module.named_buffers()}
-    losses, optimizer = [], torch.optim.SGD(own.train().parameters(), 0.05)
+    losses, optimizer = [], torch.optim.SGD(own.train().requires_grad_().parameters(), 0.05)
     for _ in range(12):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(own(data.x), data.labels)

@@ -37,8 +37,8 @@ _MOST_UNNAMED = 2**22  # weights of a network that a method has beside psi and t
 class PersonalModel(nn.Module):
     """One client's own classifier, an ordinary module from inputs as stored to logits.
 
-    It begins in eval mode, and its parameters take gradients: any optimiser can fine-tune it.
-    Beware: in train mode dropout is on, also in `predict`.
+    It begins in eval mode, without gradients; after `requires_grad_()` any optimiser can fine-tune
+    it.  Beware: in train mode dropout is on, also in `predict`.
     """
 
     def __init__(self, model: str, inputs: InputSpec, weights: Weights) -> None:
@@ -54,7 +54,7 @@ class PersonalModel(nn.Module):
         self.to(next(iter(weights.values())).device)
         for name, parameter in self.module.named_parameters():
             parameter.copy_(weights[name])
-        self.requires_grad_().eval()
+        self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(self.read(x))
