@@ -173,22 +173,43 @@ def test_a_bias_and_a_norm_have_the_deviation_of_their_layer() -> None:
     assert network.deviations["0.weight"] == (2 / 27) ** 0.5
 
 
-@pytest.mark.parametrize("running", [True, False])
-def test_statistics_of_batches_are_refused(running: bool) -> None:
-    def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        norm = nn.BatchNorm2d(4, track_running_stats=running)
-        return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten())
+def with_norm(norm: nn.Module) -> Network:
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten())
+    return Network.build(lambda shape, outputs: layers, (1, 8, 8), 4, read)
 
-    with pytest.raises(ConfigError, match="GroupNorm"):
-        Network.build(factory, (1, 8, 8), 4, read)
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.BatchNorm2d(4, track_running_stats=False).eval(),  # has none to read
+        nn.InstanceNorm2d(4, track_running_stats=True),
+    ],
+)
+def test_statistics_of_batches_are_refused(norm: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"GroupNorm.*\.eval\(\)"):
+        with_norm(norm)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(4).eval(), nn.InstanceNorm2d(4, track_running_stats=True).eval()]
+)
+def test_running_statistics_of_a_layer_in_eval_mode_are_constants(norm: nn.Module) -> None:
+    x = torch.randn(5, 1, 8, 8)
+    network = with_norm(norm)
+    weights = network.init(Stream(0))
+    assert torch.allclose(network(weights, x)[:2], network(weights, x[:2]), atol=1e-6)
 
 
 def test_dropout_is_announced_as_off() -> None:
     def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(2, outputs), nn.Dropout(0.5))
+        dropouts = nn.Dropout(0.5), nn.Dropout(0.0), nn.GRU(outputs, 4, 2, dropout=0.1)
+        return nn.Sequential(nn.Linear(2, outputs), *dropouts)
 
-    with pytest.warns(UserWarning, match="dropout"):
+    with pytest.warns(UserWarning, match="dropout is off in federated") as seen:
         Network.build(factory, (2,), 3, read)
+    assert "(layer '1', '3')" in str(seen[0].message)
 
 
 def test_a_registered_model_is_found_and_its_name_is_taken() -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from flowdup.federation_spec import FederationSpec, read_spec
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
 from flowdup.models import Weights, build_network, own_shapes
+from flowdup.models.network import keeps_statistics
 from flowdup.random import Stream
 from flowdup.stored_tensors import FLOATS, StoredTensors, all_finite, load_tensors, open_tensors
 from flowdup.strict_json import get_object, get_text, read_object
@@ -34,7 +35,11 @@ _MOST_UNNAMED = 2**22  # weights of a network that a method has beside psi and t
 
 
 class PersonalModel(nn.Module):
-    """One client's own classifier, an ordinary module from inputs as stored to logits."""
+    """One client's own classifier, an ordinary module from inputs as stored to logits.
+
+    It begins in eval mode, without gradients; after `requires_grad_()` any optimiser can fine-tune
+    it.  Beware: in train mode dropout is on, also in `predict`.
+    """
 
     def __init__(self, model: str, inputs: InputSpec, weights: Weights) -> None:
         super().__init__()
@@ -49,10 +54,21 @@ class PersonalModel(nn.Module):
         self.to(next(iter(weights.values())).device)
         for name, parameter in self.module.named_parameters():
             parameter.copy_(weights[name])
+        self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(self.read(x))
         return out
+
+    def train(self, mode: bool = True) -> Self:
+        """As for any module, but running statistics of batches stay as the model's definition has
+        them: they are no weights, and `save` does not know them.
+        """
+        super().train(mode)
+        for part in self.module.modules():
+            if keeps_statistics(part):
+                part.eval()
+        return self
 
     def predict(self, x: Inputs) -> Tensor:
         """The class of each input, where the model is; DataError if the inputs do not fit."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flowdup.accelerate import torch_private
 from flowdup.accelerate.cuda_graphs import CudaGraphFunction
 from flowdup.accelerate.functions import fast_function
+from flowdup.accelerate.tracing import TracedFunction
 from flowdup.models import Weights
 
 THREADS = 8
@@ -57,7 +58,8 @@ def test_functions_that_are_gone_leave_no_text_behind() -> None:
 
 def test_results_of_a_captured_function_are_copies() -> None:
     """A replay writes over what the last one wrote.  On a CPU it is a call instead."""
-    double = CudaGraphFunction(lambda x: {"y": [2 * x, x.sum()]}, torch.ones(3))
+    traced = TracedFunction(lambda x: {"y": [2 * x, x.sum()]}, torch.ones(3))
+    double = CudaGraphFunction(traced, torch.ones(3))
     first = double(torch.ones(3))
     second = double(torch.full((3,), 2.0))
     assert [t.tolist() for t in first["y"]] == [[2, 2, 2], 3]

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from flowdup import tree
-from flowdup.accelerate.tracing import TracedFunction
+from flowdup.accelerate.graph import depends_on_values
+from flowdup.accelerate.tracing import TracedFunction, trace
 
 
 def both(function, *arguments: object) -> None:  # type: ignore[no-untyped-def]
@@ -89,3 +90,12 @@ def test_what_cannot_be_traced_runs_as_it_is_written_and_says_so() -> None:
         program = TracedFunction(step, torch.ones(2))
     assert program(torch.ones(2)).tolist() == [2, 2]
     assert program(-torch.ones(2)).tolist() == [-2, -2]
+
+
+def test_a_size_that_depends_on_values_is_seen_and_a_gather_is_not_one() -> None:
+    """A CUDA graph can hold the second only."""
+    x, rows = torch.randn(4), torch.tensor([0, 2])
+    for step, waits in ((lambda x, rows: x[x > 0].sum(), True), (lambda x, rows: x[rows], False)):
+        traced = trace(step, [x, rows])
+        assert traced is not None
+        assert depends_on_values(traced) is waits

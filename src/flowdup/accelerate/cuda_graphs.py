@@ -15,14 +15,14 @@ _WARM_UP = 2  # runs before the capture, in which libraries choose their kernels
 
 
 class CudaGraphFunction:
-    """function(x) as one launch of a CUDA graph, for x of the same shape and type as this one.
+    """traced(x) as one launch of a CUDA graph, for x of the same shape and type as this one.
 
     Threads take turns, whichever streams they use.
     """
 
-    def __init__(self, function: Callable[..., Any], x: Tensor) -> None:
+    def __init__(self, traced: TracedFunction, x: Tensor) -> None:
         self.x, self.turn = x.clone(), Lock()
-        self.traced = TracedFunction(function, x)  # holds the constants that the graph reads
+        self.traced = traced  # holds the constants that the graph reads
 
         def program(x: Tensor) -> None:
             self.out, self.structure = tree.flatten(self.traced(x))

@@ -27,6 +27,15 @@ def tidy(graph: Graph) -> Graph:
     return graph
 
 
+def depends_on_values(traced: GraphModule) -> bool:
+    """Whether the host must read a number, or the size of a result, before the next operation: such
+    a program cannot be captured in a CUDA graph.
+    """
+    found = tree.leaves([node.meta.get("val") for node in traced.graph.nodes])
+    numbers = (size for v in found for size in (v.shape if isinstance(v, Tensor) else [v]))
+    return any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in numbers)
+
+
 def lift_constants(traced: GraphModule) -> list[Tensor]:
     """Turn tensors that the step holds into arguments after its own, and return them: torch's cache
     keeps compiled programs that hold none.

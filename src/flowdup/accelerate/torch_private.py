@@ -136,10 +136,6 @@ def switched_off() -> list[str]:
     return names
 
 
-def can_trace() -> bool:
-    return look_up("make_fx") is not None
-
-
 def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule | None:
     """The operations that function(*tensors) does, transforms like `vmap` resolved."""
     make_fx = look_up("make_fx")
@@ -150,10 +146,15 @@ def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModul
             tracer = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)
             traced: GraphModule = tracer(*tensors)
         except Exception as error:  # a branch on a value, say; an error of its own comes again
-            reason = f"this function cannot be traced, {_first_line(error)}"
-            _warn("make_fx", reason, PIECES["make_fx"].fallback)
+            warn_untraced(_first_line(error))
             return None
     return traced
+
+
+def warn_untraced(why: str) -> None:
+    """Say that a function runs as it is written, and why."""
+    reason = f"this function cannot be traced, {why}"
+    _warn("make_fx", reason, PIECES["make_fx"].fallback)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from flowdup import tree
 from flowdup.accelerate import torch_private
-from flowdup.accelerate.graph import lift_constants, tidy
+from flowdup.accelerate.graph import depends_on_values, lift_constants, tidy
 from flowdup.accelerate.torchscript import to_torchscript
 
 Function = Callable[..., Any]
@@ -23,9 +23,13 @@ def trace(function: Function, tensors: list[Tensor]) -> GraphModule | None:
     Python decides once, now: a branch on a tensor's value is not followed again.
     """
     traced = torch_private.trace(function, tensors)
-    if traced is not None:
-        traced.graph = tidy(traced.graph)
-        traced.recompile()
+    if traced is None:
+        return None
+    if any(t.is_cuda for t in tensors) and depends_on_values(traced):
+        torch_private.warn_untraced("the size of a tensor depends on values, so it is not captured")
+        return None
+    traced.graph = tidy(traced.graph)
+    traced.recompile()
     return traced
 
 
@@ -47,6 +51,7 @@ class TracedFunction:
         self.program: Function = flat
         with torch_private.forgetting_sources():
             traced = trace(flat, [t.clone() for t in tensors])  # a tensor that comes twice is two
+            self.is_traced = traced is not None
             if traced is not None:
                 self.constants = lift_constants(traced)
                 self.program = to_torchscript(traced)

@@ -1,5 +1,6 @@
 """Where the clients of a round run.  Engines differ in speed only, never in what psi becomes."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from flowdup.engines.base import Engine, Roster, SupportQuery
 from flowdup.engines.batched import BatchedEngine
 from flowdup.engines.distributed import DistributedEngine, is_distributed
 from flowdup.engines.sequential import SequentialEngine
+from flowdup.engines.trial import is_user_defined, why_not_vmap
 from flowdup.errors import ConfigError
 from flowdup.methods import Method
 from flowdup.random import Stream
@@ -62,7 +64,8 @@ def build_engine(
     stream: Stream,
 ) -> Engine:
     """The engine that a configuration asks for, with its clients; under torchrun, for this
-    process's share of every cohort.  Clients draw their batches from the stream.
+    process's share of every cohort.  Clients draw their batches from the stream.  A model that
+    `vmap` cannot run goes to the sequential engine, with a warning.
 
     On a GPU this sets, for the whole process, the current GPU and what torch's products of float32
     are made of.
@@ -82,13 +85,28 @@ def build_engine(
         torch.set_float32_matmul_precision("highest" if exact else "high")
         convolution = torch.backends.cudnn.conv  # type: ignore[attr-defined]
         convolution.fp32_precision = "ieee" if exact else "tf32"
-    name = config.name
+    name, tracing = config.name, config.compile
+    obstacle = why_not_vmap(method, device, dtype) if is_user_defined(method) else ""
+    if obstacle and name == "batched":
+        raise ConfigError(
+            f"torch's vmap cannot run this model for a cohort ({obstacle}): set engine.name = "
+            "'auto' or 'sequential'"
+        )
     if name == "auto":
-        name = "sequential" if not on_gpu and _heavy(method, client, dtype) else "batched"
+        if obstacle:
+            warnings.warn(
+                f"torch's vmap cannot run this model for a cohort ({obstacle}): its clients run "
+                "one after the other, as it is written, which is slower",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            tracing = False  # a trace would not follow a branch on values either
+        one_by_one = obstacle or (not on_gpu and _heavy(method, client, dtype))
+        name = "sequential" if one_by_one else "batched"
     common = method, client, clients, stream, device, dtype
     engine: Engine
     if name == "sequential":
-        engine = SequentialEngine(*common, config.compile)
+        engine = SequentialEngine(*common, tracing)
     else:
         engine = BatchedEngine(*common, config.clients_at_once, on_gpu and config.compile)
     return DistributedEngine(engine, device, dtype) if is_distributed() else engine

@@ -53,7 +53,7 @@ class _Copies(threading.local):
         exchange = _exchange.get()
         if exchange not in self.modules:
             shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
-            made = copy.deepcopy(module, shared)
+            made = _trainable_cells(copy.deepcopy(module, shared))
             self.modules[exchange] = exchange(made) if exchange else made
         return self.modules[exchange]
 
@@ -95,8 +95,9 @@ class Network:
         the deviation of the matrix before it: a bias or a norm that of its layer.
         """
         made, other = (_make(factory, shape, outputs, seed) for seed in (0, 1))
-        module = copy.deepcopy(made).eval()  # the factory may keep what it made
+        module = copy.deepcopy(made)  # the factory may keep what it made
         _refuse_state(module, other)
+        _announce_dropout(module.eval())
         parameters, others = (dict(m.named_parameters()) for m in (module, other))
         matrices = [n for n, p in parameters.items() if p.ndim > 1]
         if not matrices:
@@ -142,22 +143,63 @@ class Network:
         return weights
 
 
+def keeps_statistics(part: nn.Module) -> bool:
+    """Whether a layer has running statistics of batches."""
+    return bool(getattr(part, "track_running_stats", False))
+
+
+def is_frozen(part: nn.Module) -> bool:
+    """Whether a layer reads its running statistics and never changes them."""
+    return keeps_statistics(part) and not part.training
+
+
+def _announce_dropout(module: nn.Module) -> None:
+    """Once per model: a client's steps are functions of its weights and its batch alone."""
+    chances = {n: _dropout(part) for n, part in module.named_modules()}
+    if names := [f"'{n}'" for n, chance in chances.items() if chance > 0]:
+        warnings.warn(
+            f"dropout is off in federated training (layer {', '.join(names)}); a personal model "
+            "in train mode has it on",
+            stacklevel=4,
+        )
+
+
+def _dropout(part: nn.Module) -> float:
+    """The chance that a layer drops a number."""
+    if isinstance(part, DROPOUTS):
+        return part.p
+    return part.dropout if isinstance(part, nn.RNNBase | nn.MultiheadAttention) else 0.0
+
+
+def _trainable_cells(module: nn.Module) -> nn.Module:
+    """The module itself, its recurrent layers in train mode without dropout: they compute the same,
+    and cuDNN has gradients of them in this mode only.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.dropout = 0.0
+            part.train()
+    return module
+
+
 def _make(factory: Factory, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     with IsolatedRandom(seed):
         return factory(shape, outputs)
 
 
 def _refuse_state(module: nn.Module, other: nn.Module) -> None:
-    """What is neither averaged nor personalised, nor the same everywhere, cannot be in a model."""
+    """What is neither averaged nor personalised, nor the same everywhere, cannot be in a model.
+
+    Running statistics of a layer in eval mode are constants of the definition, as any buffer is.
+    """
     for name, part in module.named_modules():
         batch = isinstance(part, BATCH_NORMS)  # also mixes padding in
-        if batch or getattr(part, "track_running_stats", False):
+        if (batch or keeps_statistics(part)) and not is_frozen(part):
             raise ConfigError(
-                f"the model's layer '{name}' keeps statistics of batches, which are neither "
-                "averaged nor personalised: use nn.GroupNorm instead"
+                f"the model's layer '{name}' takes statistics of batches, which are neither "
+                "averaged nor personalised: use nn.GroupNorm instead or, to keep those of a "
+                "pretrained model as they are, call .eval() on it in the factory"
             )
-        if isinstance(part, DROPOUTS) and part.p > 0:
-            warnings.warn(f"dropout in layer '{name}' is off in training", stacklevel=4)
     others = dict(other.named_buffers())
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, others[name]):

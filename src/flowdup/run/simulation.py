@@ -25,6 +25,7 @@ from flowdup.evaluation import Summary, summarize, transductive_accuracy, transd
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Method, MethodContext, Params
 from flowdup.models import Weights
+from flowdup.params import pack, unpack
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.start import load_start
@@ -116,9 +117,11 @@ class Simulation:
         check_state(state, self.method, self.config.server)
         # in the order of `init`: sums over parameters must come out the same, in every process
         names = self.federation.psi_names
+        psi = self._here({n: state.psi[n] for n in names})
         return replace(
             state,
-            psi=self._here({n: state.psi[n] for n in names}),
+            # as a round leaves it: bits of a product depend on where in memory its factors begin
+            psi=unpack(pack(psi), psi),
             optimizer=self._here(state.optimizer),
             method_state=self._here(state.method_state),
             average=self._here({n: state.average[n] for n in names if state.average}),
