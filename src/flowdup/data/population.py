@@ -217,6 +217,11 @@ def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArr
 
 def _read_files(config: DataConfig, stream: Stream) -> Loaded:
     _refuse_simulation(config)
+    return read_clients(config)
+
+
+def read_clients(config: DataConfig) -> Clients:
+    """The clients of a folder or a table, by group, before anything is split or checked."""
     if not config.path:
         raise ConfigError(f"data.source = '{config.source}' needs data.path")
     path = Path(config.path)

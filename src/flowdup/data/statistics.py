@@ -43,18 +43,25 @@ class ChannelSums:
         between = apart**2 * (self.count * other.count / count)
         return ChannelSums(count, self.total + other.total, self.squares + other.squares + between)
 
+    def varying(self) -> list[bool]:
+        """Whether a channel's numbers differ, by more than float32 rounds them."""
+        std = (self.squares / self.count).sqrt()
+        least = (_ROUNDING * self.total.abs() / self.count).clamp(min=1 / _LARGEST)
+        return [bool(found) for found in std > least]
+
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Per channel; a channel that does not vary has the standard deviation 1."""
         means: list[float] = []
         deviations: list[float] = []
-        for total, squares in zip(self.total.tolist(), self.squares.tolist(), strict=True):
+        numbers = (self.total.tolist(), self.squares.tolist(), self.varying())
+        for total, squares, varies in zip(*numbers, strict=True):
             mean, std = total / self.count, math.sqrt(squares / self.count)
             if abs(mean) > _LARGEST or std > _LARGEST:
                 raise DataError(
                     f"channel {len(means)} of the inputs has the mean {mean:.2g} and the standard "
                     f"deviation {std:.2g}: scale the inputs to numbers that float32 can hold"
                 )
-            if std <= max(_ROUNDING * abs(mean), 1 / _LARGEST):
+            if not varies:
                 std = 1.0
             places = _DIGITS - 1 - math.floor(math.log10(std))
             means.append(round(mean, places))
