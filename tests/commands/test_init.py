@@ -82,15 +82,15 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
 
 def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
     write_clients(tmp_path / "clients", 12)
-    write_client(tmp_path / "clients" / "twin.npz", 3)
-    write_client(tmp_path / "clients" / "one\nclass.npz", 20, 40, y=np.full(40, 4))
+    write_client(tmp_path / "clients" / "tw\nin.npz", 3)
+    write_client(tmp_path / "clients" / "one.npz", 20, 40, y=np.full(40, 4))
     write_client(tmp_path / "clients" / "silent.npz", 21, 9, y=np.full(9, -1))
     ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml", "--json")
     found = json.loads(ended.out)
     assert found["file"] == str(tmp_path / "own.toml") and found["problems"] == []
     assert found["points"] == {"least": 9, "median": 12, "most": 40}
     assert found["remarks"] == [
-        "1 clients have exactly the data of another (c3, twin): the same one may train and test, "
+        "1 clients have exactly the data of another (c3, tw\nin): the same one may train and test, "
         "so keep one of each",
         "input channels that never vary: 2 (of 3)",
         "1 of 15 clients have no labels",
@@ -99,7 +99,8 @@ def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
         "1 clients have less than 10 points",
     ]
     text = (tmp_path / "own.toml").read_text()
-    assert all(f"# note: {remark}\n" in text for remark in found["remarks"])
+    lines = [remark.replace("\n", "?") for remark in found["remarks"]]
+    assert all(f"# note: {line}\n" in text for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,9 @@ def test_what_cannot_be_trained_on_is_named_and_no_file_is_written(
 def test_one_class_or_no_labels_at_all_are_problems(tmp_path: Path) -> None:
     for name, label in (("one", 2), ("none", -1)):
         write_client(tmp_path / name / "c.npz", 1, y=np.full(12, label))
-        found = json.loads(flowdup("init", tmp_path / name, "--json").out)
+        found = json.loads(
+            flowdup("init", tmp_path / name, "--out", tmp_path / "own.toml", "--json").out
+        )
         assert [p.split(";")[0] for p in found["problems"]] == [
             {"one": "all labels are of one class", "none": "no client has a label"}[name]
         ]

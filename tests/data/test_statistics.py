@@ -76,6 +76,11 @@ def test_images_are_measured_between_0_and_1_and_per_channel(source: str) -> Non
     assert found.std == (0.5, 0.1, 1.0)
 
 
+def test_a_gray_that_float64_cannot_hold_is_constant() -> None:
+    gray = torch.full((7, 1, 5, 3), 77, dtype=torch.uint8)
+    assert combine(map(ChannelSums.of, gray.split(3))).mean_and_std() == ((0.30196,), (1.0,))
+
+
 def test_a_population_with_inputs_of_its_own_stays_as_it_is(source: str) -> None:
     given = Population(InputSpec((1, 8, 8), "uint8", 4), [client(0, 20)], [], [])
     flowdup.register_source(source, lambda config, stream: given)
