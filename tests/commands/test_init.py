@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from commands.here import flowdup
+from pyarrow import csv
 
 from flowdup.config import Config, load_config
 from flowdup.run import train_run
@@ -71,6 +73,10 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     rows = [f"c{i % 5},{i % 2},{i},{-i}" for i in range(40)]
     (tmp_path / "all.csv").write_text("\n".join(["client,label,a,b", *rows]))
     flowdup("init", tmp_path / "all.csv", "--out", tmp_path / "table.toml")
+    (tmp_path / "parts").mkdir()
+    pq.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "parts" / "0.parquet")
+    columns = tmp_path / "parts.toml"
+    assert "has no column 'x'" in flowdup("init", tmp_path / "parts", "--out", columns).error
     assert load_config(str(tmp_path / "table.toml")).data.source == "table"
     for group, clients in (("train", 3), ("validation", 1)):
         for number in range(clients):

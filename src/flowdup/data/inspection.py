@@ -11,7 +11,6 @@ import torch
 from flowdup.data.clients import ClientData
 from flowdup.data.population import DataConfig, read_clients
 from flowdup.data.statistics import ChannelSums, combine
-from flowdup.data.tables import is_csv
 from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
 from flowdup.errors import DataError
 
@@ -81,7 +80,7 @@ def find_source(path: Path) -> str:
     """Which `data.source` reads it: a file and a folder of Parquet or Arrow files are tables."""
     folders = [path / "train", path] if path.is_dir() else []
     tables = any(any(folder.glob(pattern)) for folder in folders for pattern in _TABLES)
-    return "table" if tables or (path.is_file() and (is_csv(path) or path.suffix)) else "folder"
+    return "table" if tables or path.is_file() else "folder"
 
 
 def _count_classes(clients: Sequence[ClientData]) -> int:
