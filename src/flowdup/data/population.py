@@ -19,6 +19,7 @@ from flowdup.data.labels import LabeledTraits, hide_labels
 from flowdup.data.lazy import lazy_clients
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.sources import SOURCES, data_folder
+from flowdup.data.statistics import with_statistics
 from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
 from flowdup.data.user_data import read_folder, read_table
 from flowdup.errors import ConfigError, DataError
@@ -75,7 +76,9 @@ class DataConfig:
     client_column: str = "client"  # table or CSV: names the client of each row
     label_column: str = "label"  # table or CSV: the class of each row; empty: there are no labels
     input_columns: tuple[str, ...] = ("x",)  # of a table; a CSV without x: all other numbers
-    mean: tuple[float, ...] = ()  # per channel, taken off before std divides; empty: as they are
+    normalize: bool = True  # where mean and std are empty: by those of the training clients' inputs
+    # per channel, from sums, not data; lazy clients' inputs stay as they are
+    mean: tuple[float, ...] = ()  # per channel, taken off before std divides
     std: tuple[float, ...] = ()  # per channel, divides what mean has left
 
     def __post_init__(self) -> None:
@@ -108,8 +111,13 @@ Loader = Callable[[DataConfig, Stream], Loaded]
 def load_population(config: DataConfig, stream: Stream) -> Population:
     """All clients of a federation, checked."""
     found = LOADERS.find(config.source)(config, stream)
-    population = found if isinstance(found, Population) else _population(found, config, stream)
-    population = population.checked()
+    if isinstance(found, Population):
+        population = found.checked()
+    else:
+        population = _population(found, config, stream).checked()
+        if config.normalize and not config.mean:
+            spec = with_statistics(population.spec, population.train)
+            population = replace(population, spec=spec)
     fraction, traits = config.labeled_fraction, config.labeled_traits
     train = hide_labels(population.train, fraction, traits, stream.child("labels"))
     return replace(population, train=train)
@@ -209,6 +217,11 @@ def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArr
 
 def _read_files(config: DataConfig, stream: Stream) -> Loaded:
     _refuse_simulation(config)
+    return read_clients(config)
+
+
+def read_clients(config: DataConfig) -> Clients:
+    """The clients of a folder or a table, by group, before anything is split or checked."""
     if not config.path:
         raise ConfigError(f"data.source = '{config.source}' needs data.path")
     path = Path(config.path)

@@ -19,17 +19,20 @@ the checkpoint of round 0: without a checkpoint, any other file says that one wa
 
 import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowdup.checkpoint import BEST, CHECKPOINT, checkpoint_in, has_checkpoint
 from flowdup.config import Config, read_config, read_toml
+from flowdup.data import DataConfig
+from flowdup.data.sources import SOURCES
 from flowdup.errors import CheckpointError
 from flowdup.files import cannot_write, sync_file, write_atomic
 from flowdup.metrics_file import Row, list_ranges, missing_rounds, parse_metrics
 from flowdup.report import RunContents, is_number
-from flowdup.settings import to_toml
+from flowdup.settings import Table, to_toml
 from flowdup.strict_json import read_lenient_json
 
 Metrics = Row  # of one round
@@ -107,7 +110,7 @@ class RunFolder:
     def read_config(self) -> Config:
         if not self.config.is_file():
             raise CheckpointError(f"{self.path} is not a run folder: it has no {self.config.name}")
-        return read_config(read_toml(self.config))
+        return read_stored(read_toml(self.config))
 
     def write_clients(self, listing: bytes) -> None:
         write_atomic(self.clients, listing)
@@ -215,6 +218,17 @@ class ComparisonFolder:
 
     def write_page(self, page: str) -> None:
         write_atomic(self.page, page.encode())
+
+
+def read_stored(table: Table) -> Config:
+    """A run's settings, which are all stored: one that is missing is younger than the run, and has
+    the value with which the run goes on as it began.
+    """
+    data = table.get("data")
+    if isinstance(data, Mapping) and "normalize" not in data:
+        fixed = str(data.get("source", DataConfig.source)) in SOURCES  # mean and std are the set's
+        table = {**table, "data": {**data, "normalize": fixed}}
+    return read_config(table)
 
 
 def _read(path: Path) -> bytes:

@@ -13,9 +13,9 @@ from typing import Any
 
 from flowdup.checkpoint import RunOrigin, read_origin
 from flowdup.config import Config, override, read_config
-from flowdup.data import MEMORY
+from flowdup.data import MEMORY, Population
 from flowdup.errors import CheckpointError, ConfigError, DataError
-from flowdup.run.folder import RunFolder
+from flowdup.run.folder import RunFolder, read_stored
 from flowdup.settings import plain
 
 _MAY_DIFFER = ("engine.", "run.", "data.path")  # of data, checkpoints have digests
@@ -23,6 +23,11 @@ _MAY_DIFFER = ("engine.", "run.", "data.path")  # of data, checkpoints have dige
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:
     return RunOrigin(plain(config), hashlib.sha256(listing).hexdigest())
+
+
+def listing_of(population: Population) -> bytes:
+    """Who takes part, as a run folder records it; of clients that are checked."""
+    return json.dumps(population.listing()).encode()
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -44,7 +49,7 @@ def stored_config(folder: RunFolder, overrides: Sequence[str] = ()) -> Config:
     overrides on top; ConfigError if config.toml has other settings than the run.
     """
     if folder.started and not folder.config.is_file():
-        config = read_config(_origin(folder).config)
+        config = read_stored(_origin(folder).config)
     else:
         config = folder.read_config()
         if folder.started:
@@ -57,7 +62,7 @@ def check_settings(folder: RunFolder, new: Config, where: str = "the settings gi
 
     A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them.
     """
-    old = read_config(_origin(folder).config)
+    old = read_stored(_origin(folder).config)
     free = _MAY_DIFFER if old.server.lr_decay_fraction else (*_MAY_DIFFER, "server.rounds")
     if new.data.source == MEMORY:  # the clients' digests tell whether they are the same
         free = (*free, "data.")

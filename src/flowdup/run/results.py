@@ -18,7 +18,7 @@ from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, page
 from flowdup.run.folder import RunFolder
-from flowdup.run.origin import check_clients, stored_config
+from flowdup.run.origin import check_clients, listing_of, stored_config
 from flowdup.run.simulation import Simulation
 
 _LOG = logging.getLogger(__name__)
@@ -35,9 +35,13 @@ def evaluate_run(
     so many points each (`evaluation.SupportScore`).
     """
     folder = RunFolder(Path(out))
-    simulation, state = Simulation.resume(stored_config(folder), folder.kept, population)
-    if population is None and folder.started:
-        check_clients(folder, simulation.listing())
+    config = stored_config(folder)
+    if population is None:
+        _LOG.info("loading the clients of '%s'", config.data.source)
+        population = load_population(config.data, Stream(config.seed).child("data"))
+        if folder.started:
+            check_clients(folder, listing_of(population))
+    simulation, state = Simulation.resume(config, folder.kept, population)
     stream = simulation.stream.child("held-out")
     clients = simulation.population.test
     _LOG.info("evaluating %d test clients", len(clients))

@@ -1,6 +1,5 @@
 """A configuration made ready to run: clients, method, engine, and the rounds that they give."""
 
-import json
 import logging
 import math
 import statistics
@@ -28,6 +27,7 @@ from flowdup.models import Weights
 from flowdup.params import pack, unpack
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
+from flowdup.run.origin import listing_of
 from flowdup.run.start import load_start
 from flowdup.server import BestRound, Round, ServerState, initial_state, next_round
 
@@ -133,7 +133,7 @@ class Simulation:
 
     def listing(self) -> bytes:
         """Who takes part, as a run folder records it."""
-        return json.dumps(self.population.listing()).encode()
+        return listing_of(self.population)
 
     def cost(self, state: ServerState) -> Cost:
         """What the method asks of a client of middling size."""

@@ -30,6 +30,7 @@ from flowdup.run.lock import locked
 from flowdup.run.origin import (
     check_clients,
     check_settings,
+    listing_of,
     origin_of,
     with_absolute_paths,
     with_given_clients,
@@ -69,6 +70,8 @@ def train_run(
         if population is None:
             _LOG.info("loading the clients of '%s'", config.data.source)
             population = load_population(config.data, Stream(config.seed).child("data"))
+        if writes and folder.started:  # first of all: other clients' inputs have another mean
+            check_clients(folder, listing_of(population.checked()))
         fresh = None if folder.started else Simulation(config, population, stage=0)
         _check_stages(config, population)
         if writes and not exists:  # not before: what is refused leaves no folder behind
@@ -142,8 +145,6 @@ def _train_and_write(
     def save(path: Path) -> None:
         save_checkpoint(path, progress.simulation.federation, progress.state, origin)
 
-    if folder.started:
-        check_clients(folder, listing)
     wait_for_all()  # until everyone has read what is now changed
     if folder.started:
         remove_old_tensors(folder.checkpoint)

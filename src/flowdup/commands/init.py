@@ -1,0 +1,212 @@
+"""The command `flowdup init`: look at a user's clients and write settings that fit them."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from flowdup.config import load_config
+from flowdup.data import load_population
+from flowdup.data.inspection import Inspection, inspect_clients
+from flowdup.errors import ConfigError, DataError
+from flowdup.files import write_atomic
+from flowdup.models import own_shapes
+from flowdup.progress import Preparing
+from flowdup.random import Stream
+from flowdup.run.simulation import Simulation
+from flowdup.settings import toml_value
+
+_LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits-plus
+_SMALL_STAGE = """
+[[before]]                      # FedAvg first, then FLowDUP+ from what it has learned
+method = { name = "fedavg-pseudo", correction = "em", init_scale = 0.41 }
+server = { rounds = 300, warm_up = 0, lr_decay_fraction = 0.0, optimizer = { lr = 0.03 } }
+"""
+
+
+def init(
+    source: Annotated[Path, typer.Argument(help="A folder or table of clients.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The TOML file to write; FOLDER's name if not given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Look at your clients' data and write a TOML file with settings that fit."""
+    file = out or Path(f"{source.absolute().stem}.toml")
+    if file.suffix != ".toml":
+        raise ConfigError(f"{file} would not be read as settings: give --out a name with .toml")
+    if file.exists():
+        raise ConfigError(f"{file} exists already: choose another with --out, or remove it")
+    with Preparing(quiet=as_json):
+        found = inspect_clients(source)
+    if not found.problems:
+        choice = Choice.of(found)
+        write_atomic(file, choice.toml(found).encode())
+        _check(file)
+    facts = asdict(found) | {"file": None if found.problems else str(file)}
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _show(found, file)
+    if found.problems:
+        raise DataError(
+            f"{source} cannot be trained on, for the reasons above: mend them and run this again"
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings for what was found."""
+
+    model: str
+    weights: int  # of the model, d
+    k: int
+    batch_size: int
+    cohort: int
+    validation_clients: int
+    test_clients: int
+    shift: int  # pixels; 0: inputs are no images
+
+    @classmethod
+    def of(cls, found: Inspection) -> "Choice":
+        model = choose_model(found.shape)
+        shapes = own_shapes(model, found.shape, len(found.class_points))
+        weights = sum(map(math.prod, shapes.values()))
+        validation = test = 0
+        if "all" in found.groups:  # a share of 15% each, at least one training client
+            validation, test = (
+                max(1, min(most, round(0.15 * found.clients))) if found.clients > least else 0
+                for most, least in ((100, 1), (200, 2))
+            )
+        train = found.groups.get("train", found.clients - validation - test)
+        side = min(found.shape[1:]) if len(found.shape) == 3 else 0
+        return cls(
+            model,
+            weights,
+            k=min(10_000, _rounded(weights / 4)),
+            batch_size=max(4, min(50, math.ceil(found.points["median"]))),
+            cohort=min(train, max(10, min(50, train // 5))),
+            validation_clients=validation,
+            test_clients=test,
+            shift=0 if model == "mlp" else 1 if side < 16 else 2 if side < 32 else 4,
+        )
+
+    def toml(self, found: Inspection) -> str:
+        return "\n".join([*self._head(found), *self._data(found), *self._training()]) + "\n"
+
+    def _head(self, found: Inspection) -> list[str]:
+        lines = [f"# {_printable(line)}" for line in describe(found)]
+        why = {"mlp": "for inputs of any shape", "resnet18": "for large images; slow without a GPU"}
+        reason = why.get(self.model, "for images of this size")
+        return [
+            *lines,
+            "# All settings and their meaning: flowdup settings",
+            'base = "plus"                   # FLowDUP+; what it sets: flowdup presets',
+            f"model = {toml_value(self.model):24}# {reason}; {self.weights:,} weights",
+            "",
+        ]
+
+    def _data(self, found: Inspection) -> list[str]:
+        lines = [
+            "[data]",
+            f"source = {toml_value(found.source)}",
+            f"path = {toml_value(found.path)}",
+        ]
+        if not found.class_names:
+            lines.append(f"classes = {len(found.class_points)}")
+        if "all" in found.groups:
+            lines += [
+                f"validation_clients = {self.validation_clients:<11}# choose the best round",
+                f"test_clients = {self.test_clients:<17}# for `flowdup evaluate`; all others train",
+            ]
+        lines.append("# mean and std of the inputs are taken from the training clients")
+        return [*lines, ""]
+
+    def _training(self) -> list[str]:
+        small = self.weights < _LARGE
+        lines = [
+            "[method]",
+            f"subspace = {{ k = {self.k} }}".ljust(32) + "# numbers that tell clients apart",
+            f"hypernetwork = {{ hidden = {50 if small else 100} }}",
+            "",
+            "[client]",
+            f"batch_size = {self.batch_size}",
+        ]
+        if self.shift:
+            lines += [
+                f"shift = {self.shift:<24}# pixels by which training images are moved at random",
+                "# mirror = true                 # if mirrored images are of the same class",
+            ]
+        lines += ["", "[server]", f"cohort = {self.cohort:<23}# clients in a round"]
+        if small:
+            lines += ["rounds = 300", "warm_up = 0", "averaging = 0.9"]
+            lines.append("optimizer = { lr = 0.01, eps = 1e-4 }")
+        else:
+            lines.append("# rounds = 600                  # after 400 of FedAvg")
+        lines += ["", "[run]", "evaluate_every = 25"]
+        return [*lines, _SMALL_STAGE.rstrip()] if small else lines
+
+
+def choose_model(shape: tuple[int, ...]) -> str:
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        return "mlp"
+    if min(shape[1:]) < 20:
+        return "cnn-small"
+    return "cnn" if max(shape[1:]) <= 96 else "resnet18"
+
+
+def describe(found: Inspection) -> list[str]:
+    """One line per fact, then those that are odd."""
+    groups = "" if "all" in found.groups else f" ({_counts(found.groups)})"
+    points = {name: f"{number:g}" for name, number in found.points.items()}
+    names = found.class_names or tuple(map(str, range(len(found.class_points))))
+    share = sorted(zip(found.class_points, names, strict=True), reverse=True)
+    whole = sum(found.class_points) or 1
+    shown = ", ".join(f"{json.dumps(name)} {100 * n / whole:.0f}%" for n, name in share[:10])
+    return [
+        f"{found.clients} clients{groups}, {found.labeled} with labels; "
+        f"points per client: {_counts(points)}",
+        f"inputs: {found.dtype} {list(found.shape)}",
+        f"{len(found.class_points)} classes, {found.classes_per_client:g} at a typical client: "
+        f"{shown}{' and others' if len(share) > 10 else ''}",
+        *(f"note: {text}" for text in found.remarks),
+    ]
+
+
+def _printable(text: str) -> str:
+    """For a comment, which a name with a line's end would break."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def _counts(table: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in table.items())
+
+
+def _rounded(number: float) -> int:
+    """Down to one digit: 2247 is 2000."""
+    unit = 10 ** math.floor(math.log10(number))
+    return int(number // unit * unit)
+
+
+def _check(file: Path) -> None:
+    """Load the clients and build the first stage; what is refused leaves no file behind."""
+    try:
+        config = load_config(str(file))
+        population = load_population(config.data, Stream(config.seed).child("data"))
+        Simulation(config, population, stage=0)
+    except BaseException:
+        file.unlink()
+        raise
+
+
+def _show(found: Inspection, file: Path) -> None:
+    console = Console()
+    lines = describe(found) + [f"must be mended: {text}" for text in found.problems]
+    if not found.problems:
+        lines.append(f"{file} is written: flowdup train {file} --out runs/{file.stem}")
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,166 @@
+"""What a user's data are like: clients, labels, inputs, and what is odd about them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from flowdup.data.clients import ClientData
+from flowdup.data.population import DataConfig, read_clients
+from flowdup.data.statistics import ChannelSums, combine
+from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
+from flowdup.errors import DataError
+
+_TABLES = ("*.parquet", "*.arrow", "state.json")
+_RARE = 5  # times less often than the mean class
+_MOST_CLASSES = 100_000
+_FEW = 10  # clients, or points of a client
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Facts of all clients; `problems` keep them from training, `remarks` do not."""
+
+    source: str  # folder or table
+    path: str
+    groups: dict[str, int]  # clients by group; one group "all" is still to be split
+    shape: tuple[int, ...]
+    dtype: str
+    points: dict[str, float]  # of a client: least, median, most
+    labeled: int  # clients with at least one label
+    class_names: tuple[str, ...]
+    class_points: tuple[int, ...]  # points of class 0, 1, ...
+    classes_per_client: float  # median over labeled clients
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def clients(self) -> int:
+        return sum(self.groups.values())
+
+
+def inspect_clients(path: Path) -> Inspection:
+    """Look at a folder or table of clients, as `data.source` reads them by default."""
+    config = DataConfig(source=find_source(path), path=str(path.absolute()))
+    groups = read_clients(config)
+    clients = [client for members in groups.values() for client in members]
+    if not clients:
+        raise DataError(f"{path} has no clients: store a file or folder for each")
+    shapes = Counter(tuple(c.x.shape[1:]) for c in clients)
+    shape = shapes.most_common(1)[0][0]
+    bytes_at = sum(c.x.dtype == torch.uint8 for c in clients)
+    sizes = [len(c) for c in clients]
+    labels = [torch.unique(c.y[c.y >= 0]) for c in clients if c.y is not None and c.labeled]
+    counts = torch.zeros(max(_count_classes(clients), len(groups.class_names)), dtype=torch.int64)
+    for c in clients:
+        if c.y is not None:
+            counts += torch.bincount(c.y[c.y >= 0], minlength=len(counts))
+    found = Inspection(
+        config.source,
+        config.path,
+        {group: len(members) for group, members in groups.items()},
+        shape,
+        "uint8" if bytes_at > len(clients) / 2 else "float32",
+        {"least": min(sizes), "median": median(sizes), "most": max(sizes)},
+        len(labels),
+        groups.class_names,
+        tuple(counts.tolist()),
+        median(map(len, labels)) if labels else 0,
+    )
+    found.problems.extend(_find_problems(clients, groups, found))
+    if not found.problems:
+        found.remarks.extend(_find_remarks(clients, labels, found))
+    return found
+
+
+def find_source(path: Path) -> str:
+    """Which `data.source` reads it: a file and a folder of Parquet or Arrow files are tables."""
+    folders = [path / "train", path] if path.is_dir() else []
+    tables = any(any(folder.glob(pattern)) for folder in folders for pattern in _TABLES)
+    return "table" if tables or path.is_file() else "folder"
+
+
+def _count_classes(clients: Sequence[ClientData]) -> int:
+    labeled = {c.name: int(c.y.max()) for c in clients if c.y is not None and len(c)}
+    name = max(labeled, key=labeled.__getitem__, default="")
+    largest = labeled.get(name, -1)
+    if largest >= _MOST_CLASSES:
+        raise DataError(f"client '{name}' has the label {largest}: number the classes from 0 on")
+    return largest + 1
+
+
+def _find_problems(
+    clients: Sequence[ClientData], groups: Mapping[str, Sequence[ClientData]], found: Inspection
+) -> list[str]:
+    problems = []
+
+    def tell(members: list[ClientData], what: str) -> None:
+        if members:
+            who = "clients" if len(members) > 1 else "client"
+            problems.append(f"{who} {listed(c.name for c in members)}: {what}")
+
+    tell([c for c in clients if not len(c)], "no points; give some, or leave it out")
+    other = [c for c in clients if tuple(c.x.shape[1:]) != found.shape]
+    tell(other, f"inputs of another shape than {list(found.shape)}, which most have; convert them")
+    mixed = [c for c in clients if (c.x.dtype == torch.uint8) != (found.dtype == "uint8")]
+    tell(
+        mixed, f"inputs are not {found.dtype} as those of client '{clients[0].name}'; convert them"
+    )
+    broken = [c for c in clients if not bool(torch.isfinite(c.x).all())]
+    points = sum(int((~torch.isfinite(c.x)).flatten(1).any(1).sum()) for c in broken)
+    tell(broken, f"NaN or infinite numbers in {points} points; clean or drop these points")
+    tell(
+        [c for c in clients if c.y is not None and len(c) and int(c.y.min()) < -1],
+        "labels below -1; store whole numbers from 0 on, -1 for none",
+    )
+    kinds = sum(n > 0 for n in found.class_points)
+    if not found.labeled:
+        problems.append("no client has a label; give some clients labels")
+    elif kinds == 1:
+        problems.append("all labels are of one class; give two classes or more")
+    elif not any(c.labeled for c in groups.get("train", clients)):
+        problems.append("no training client has a label; move some clients with labels to train")
+    if looks_channels_last(found.shape):
+        problems.append(channels_last_sentence(found.shape))
+    return problems
+
+
+def _find_remarks(
+    clients: Sequence[ClientData], labels: Sequence[torch.Tensor], found: Inspection
+) -> list[str]:
+    remarks = []
+    same: dict[str, list[str]] = {}
+    for c in clients:
+        same.setdefault(c.digest(), []).append(c.name)
+    if twins := [names for names in same.values() if len(names) > 1]:
+        again = sum(len(names) - 1 for names in twins)
+        remarks.append(
+            f"{again} clients have exactly the data of another ({listed(twins[0])}): the same one "
+            "may train and test, so keep one of each"
+        )
+    varying = combine(ChannelSums.of(c.x) for c in clients).varying()
+    if constant := [str(i) for i, varies in enumerate(varying) if not varies]:
+        remarks.append(f"input channels that never vary: {listed(constant)} (of {len(varying)})")
+    if unlabeled := found.clients - found.labeled:
+        remarks.append(f"{unlabeled} of {found.clients} clients have no labels")
+    if alone := sum(len(own) == 1 for own in labels):
+        remarks.append(f"{alone} of {found.labeled} labeled clients have one class only")
+    points = sum(found.class_points)
+    if missing := [str(i) for i, n in enumerate(found.class_points) if n == 0]:
+        remarks.append(f"classes without a point: {listed(missing)}")
+    rare = points / (_RARE * len(found.class_points))
+    if few := [str(i) for i, n in enumerate(found.class_points) if 0 < n < rare]:
+        remarks.append(
+            f"classes with less than a fifth of the mean number of points: {listed(few)}"
+        )
+    largest = max(found.class_points) / points
+    if largest > max(0.5, 2 / len(found.class_points)):
+        remarks.append(f"{100 * largest:.0f}% of all labels are of one class")
+    if found.clients < _FEW:
+        remarks.append(f"only {found.clients} clients: accuracies of so few vary much")
+    if tiny := sum(len(c) < _FEW for c in clients):
+        remarks.append(f"{tiny} clients have less than {_FEW} points")
+    return remarks

@@ -1,0 +1,148 @@
+"""`flowdup init` looks at a user's clients and writes settings that train as they are."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from commands.here import flowdup
+from pyarrow import csv
+
+from flowdup.config import Config, load_config
+from flowdup.run import train_run
+
+
+def write_client(file: Path, seed: int, points: int = 12, **change: Any) -> None:
+    """Two features that tell three classes, and one that is the same for everybody."""
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, 3, points)
+    x = np.stack([y + draw.normal(size=points), draw.normal(size=points), np.full(points, 0.3)], 1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, **({"x": x, "y": y} | change))
+
+
+def write_clients(folder: Path, clients: int) -> None:
+    for number in range(clients):
+        write_client(folder / f"c{number}.npz", number)
+
+
+def in_short(config: Config) -> Config:
+    """Every stage with two rounds."""
+    before = tuple(replace(s, server=replace(s.server, rounds=2)) for s in config.before)
+    return replace(config, before=before, server=replace(config.server, rounds=2))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 20])
+def test_its_file_trains_as_it_is(tmp_path: Path, clients: int) -> None:
+    write_clients(tmp_path / "clients", clients)
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
+    assert ended.code == 0 and f"{clients} clients, {clients} with labels" in ended.out
+    config = load_config(str(tmp_path / "own.toml"))
+    assert (config.model, config.method.name, config.client.batch_size) == (
+        "mlp",
+        "flowdup-plus",
+        12,
+    )
+    held = {1: (0, 0), 2: (1, 0), 3: (1, 1), 20: (3, 3)}[clients]
+    assert (config.data.validation_clients, config.data.test_clients) == held
+    assert config.rounds == 600
+    rounds = list(train_run(in_short(config), tmp_path / "run"))
+    assert [row["stage"] for row in rounds] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "model", "shift"),
+    [((1, 12, 12), "cnn-small", 1), ((3, 32, 32), "cnn", 4), ((3, 4, 2), "mlp", 0)],
+)
+def test_images_get_a_network_of_their_size(
+    tmp_path: Path, shape: tuple[int, ...], model: str, shift: int
+) -> None:
+    for number in range(4):
+        x = np.random.default_rng(number).integers(0, 255, (4, *shape), np.uint8)
+        write_client(tmp_path / "clients" / f"{number}.npz", 0, 4, x=x, y=["cat", "dog"] * 2)
+    assert flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").code == 0
+    config = load_config(str(tmp_path / "own.toml"))
+    assert (config.model, config.client.shift) == (model, shift)
+    assert config.data.classes == 0  # their names tell
+
+
+def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
+    rows = [f"c{i % 5},{i % 2},{i},{-i}" for i in range(40)]
+    (tmp_path / "all.csv").write_text("\n".join(["client,label,a,b", *rows]))
+    flowdup("init", tmp_path / "all.csv", "--out", tmp_path / "table.toml")
+    (tmp_path / "parts").mkdir()
+    pq.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "parts" / "0.parquet")
+    columns = tmp_path / "parts.toml"
+    assert "has no column 'x'" in flowdup("init", tmp_path / "parts", "--out", columns).error
+    assert load_config(str(tmp_path / "table.toml")).data.source == "table"
+    for group, clients in (("train", 3), ("validation", 1)):
+        for number in range(clients):
+            write_client(tmp_path / "split" / group / f"{group}{number}.npz", number)
+    told = flowdup("init", tmp_path / "split", "--out", tmp_path / "split.toml").out
+    assert "4 clients (train 3, validation 1)" in told
+    assert "validation_clients" not in (tmp_path / "split.toml").read_text()
+
+
+def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
+    write_clients(tmp_path / "clients", 12)
+    write_client(tmp_path / "clients" / "tw\nin.npz", 3)
+    write_client(tmp_path / "clients" / "one.npz", 20, 40, y=np.full(40, 4))
+    write_client(tmp_path / "clients" / "silent.npz", 21, 9, y=np.full(9, -1))
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml", "--json")
+    found = json.loads(ended.out)
+    assert found["file"] == str(tmp_path / "own.toml") and found["problems"] == []
+    assert found["points"] == {"least": 9, "median": 12, "most": 40}
+    assert found["remarks"] == [
+        "1 clients have exactly the data of another (c3, tw\nin): the same one may train and test, "
+        "so keep one of each",
+        "input channels that never vary: 2 (of 3)",
+        "1 of 15 clients have no labels",
+        "1 of 14 labeled clients have one class only",
+        "classes without a point: 3",
+        "1 clients have less than 10 points",
+    ]
+    text = (tmp_path / "own.toml").read_text()
+    lines = [remark.replace("\n", "?") for remark in found["remarks"]]
+    assert all(f"# note: {line}\n" in text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x": np.full((2, 3), np.nan), "y": [0, 1]}, "client bad: NaN or infinite numbers in 2"),
+        ({"x": np.zeros((2, 4)), "y": [0, 1]}, "client bad: inputs of another shape than [3]"),
+        ({"x": np.zeros((2, 3), np.uint8), "y": [0, 1]}, "client bad: inputs are not float32"),
+        ({"y": np.full(12, -7)}, "client bad: labels below -1"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_named_and_no_file_is_written(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    write_clients(tmp_path / "clients", 2)
+    write_client(tmp_path / "clients" / "bad.npz", 1, **change)
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
+    assert ended.code == 2 and f"must be mended: {sentence}" in ended.out
+    assert "for the reasons above" in ended.error
+    assert not (tmp_path / "own.toml").exists()
+
+
+def test_one_class_or_no_labels_at_all_are_problems(tmp_path: Path) -> None:
+    for name, label in (("one", 2), ("none", -1)):
+        write_client(tmp_path / name / "c.npz", 1, y=np.full(12, label))
+        found = json.loads(
+            flowdup("init", tmp_path / name, "--out", tmp_path / "own.toml", "--json").out
+        )
+        assert [p.split(";")[0] for p in found["problems"]] == [
+            {"one": "all labels are of one class", "none": "no client has a label"}[name]
+        ]
+        assert found["file"] is None
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    write_clients(tmp_path / "clients", 2)
+    (tmp_path / "own.toml").write_text("mine")
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
+    assert "exists already" in ended.error and (tmp_path / "own.toml").read_text() == "mine"
