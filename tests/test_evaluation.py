@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score
-from small import METHODS, STREAM, client, engine, method, population
+from small import METHODS, SPEC, STREAM, client, engine, method, population
 from torch import Tensor
 
 import flowdup
@@ -30,25 +30,37 @@ from flowdup.evaluation import (
 )
 from flowdup.messages import Reply, Task
 from flowdup.methods import Method, Params
+from flowdup.methods.base import Batch
+from flowdup.random import Stream
 
 
-class Memory:
+class Memory(Method):
     """A method that remembers what it was shown: class 1 for these inputs, class 0 for others."""
 
-    batch_size, logits = 0, Method.logits
+    def __init__(self) -> None:
+        self.f = Recognition()  # type: ignore[assignment]
+
+    def init(self, stream: Stream) -> Params:
+        return {}
+
+    def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
+        return torch.zeros(())
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Params:
         return {"x": x, "present": present}
 
-    def f(self, weights: Params, query: Tensor) -> Tensor:
+
+class Recognition:
+    inputs = SPEC.shape
+
+    def __call__(self, weights: Params, query: Tensor) -> Tensor:
         same = (query[:, None] == weights["x"][None]).flatten(2).all(2)  # [queries, shown]
         seen = (same & (weights["present"] > 0)).any(1)
         return torch.stack([~seen, seen], 1).float()
 
 
 ENGINES = {
-    kind: engine(kind, Memory(), "float32", ClientConfig())  # type: ignore[arg-type]
-    for kind in ("sequential", "batched")
+    kind: engine(kind, Memory(), "float32", ClientConfig()) for kind in ("sequential", "batched")
 }
 
 

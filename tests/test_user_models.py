@@ -108,7 +108,7 @@ def test_a_run_resumed_on_the_sequential_engine_gives_the_bits_of_an_unbroken_on
     list(flowdup.train_run(config(model, "flowdup", 3), whole, population=few()))
     rounds = iter(flowdup.train_run(config(model, "flowdup", 3), broken, population=few()))
     next(rounds)
-    rounds.close()  # type: ignore[attr-defined]
+    rounds.close()
     list(flowdup.train_run(config(model, "flowdup", 3), broken, resume=True, population=few()))
     assert tensors(whole) == tensors(broken)
 

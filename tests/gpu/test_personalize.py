@@ -9,13 +9,15 @@ from small import METHODS, client, population
 
 import flowdup
 from flowdup.config import read_config
+from flowdup.methods import METHODS as ALL
 from flowdup.run import train_run
 
 DEVICE = "cuda"
 THREADS = 8
+MAKE_MODELS = [n for n, m in METHODS.items() if not ALL[m["name"]].method.predicts_jointly]
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=MAKE_MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds, on a CPU."""
     config = read_config(
