@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -37,11 +36,12 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FORK = get_context("forkserver")
-_SLOW_IMPORTS = ["flowdup.cli", "torch._dynamo", "torch.utils.flop_counter", "torch.export"]
-_SLOW_IMPORTS += ["sklearn.datasets", "sklearn.decomposition", "sklearn.manifold", "sklearn.metrics"]
-_SLOW_IMPORTS += ["matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet"]
-_SLOW_IMPORTS += ["torch.utils.tensorboard"]
-_FORK.set_forkserver_preload(_SLOW_IMPORTS)
+_SLOW_IMPORTS = """
+    flowdup.cli torch._dynamo torch.export torch.utils.flop_counter torch.utils.tensorboard
+    sklearn.datasets sklearn.decomposition sklearn.manifold sklearn.metrics
+    matplotlib.figure matplotlib.backends.backend_agg pyarrow.parquet
+"""
+_FORK.set_forkserver_preload(_SLOW_IMPORTS.split())
 _SECONDS = 60  # for one command or block
 _FEW = ("data.train_clients=40", "data.validation_clients=10", "data.test_clients=10")
 SMALLER = {  # so that pages take seconds: what a page says, and what is run
@@ -172,22 +172,21 @@ class _Python:
     """A forked process with the namespace of a page's Python blocks; begun with the first."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.process = folder, None
+        self.folder = folder
+        self.process: Any = None
         self.connection, self.other = _FORK.Pipe()
 
     def __enter__(self) -> "_Python":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.process:
             self.process.kill()
             self.process.join()
 
     def run(self, text: str, block: Block) -> None:
         if self.process is None:
-            self.process: Any = _FORK.Process(target=_session, args=(self.other, self.folder))
+            self.process = _FORK.Process(target=_session, args=(self.other, self.folder))
             self.process.start()
         self.connection.send((_place(block), text))
         assert self.connection.poll(_SECONDS), f"{_place(block)} takes longer than {_SECONDS} s"
@@ -222,8 +221,7 @@ def _clients(folder: Path) -> None:
     for number in range(12):
         y = draw.integers(0, 3, size=20)
         x = (y[:, None] + draw.normal(size=(20, 4)) + number % 2).astype(np.float32)
-        labels = {"y": y} if number % 4 else {}
-        np.savez(folder / f"client-{number:02}.npz", x=x, **labels)
+        np.savez(folder / f"client-{number:02}.npz", x=x, y=y if number % 4 else np.full(20, -1))
 
 
 GIVEN: dict[str, Callable[[Path], None]] = {"clients": _clients}

@@ -15,6 +15,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): read_blocks(path)
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
+INDENTED = re.compile(r"\n\n {4}(?![ *|-]|options)\S")
 RUNNABLE = ("bash", "python", "toml")
 ALL = [block for blocks in PAGES.values() for block in blocks]
 
@@ -41,7 +42,7 @@ def test_every_block_says_what_it_is() -> None:
     for page in PAGES:
         text = FENCE.sub("", (ROOT / page).read_text())
         assert "```" not in text, f"{page} has a fence that is not understood"
-        assert not re.search(r"(?:^|\n)\n {4}(?![ *|-]|options)\S", text), f"{page}: an indented block"
+        assert not INDENTED.search(text), f"{page} has a block that is only indented"
 
 
 def test_a_file_that_a_page_shows_is_used_by_a_later_block() -> None:
@@ -139,8 +140,8 @@ def test_every_public_name_of_the_package_is_in_the_reference() -> None:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module != "flowdup.version":
             for alias in node.names:
-                homes = [n for n in listed if n.endswith(f".{alias.name}") or defines(n, alias.name)]
-                assert homes, f"flowdup.{alias.name} is not in the reference"
+                there = any(n.endswith(f".{alias.name}") or defines(n, alias.name) for n in listed)
+                assert there, f"flowdup.{alias.name} is not in the reference"
 
 
 def defines(module: str, name: str) -> bool:

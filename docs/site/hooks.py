@@ -11,9 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generated import GENERATED  # noqa: E402
-from mkdocs.exceptions import PluginError  # noqa: E402
-from mkdocs.structure.files import File, Files  # noqa: E402
+from generated import GENERATED
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(?<=\]\()(?P<path>\.\./[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
@@ -26,11 +26,10 @@ def on_files(files: Files, config: Any) -> Files:
     """Add a page or a copy of every file outside docs/ that a page links to."""
     waiting = [file for file in files if file.src_uri.endswith(".md")]
     for file in waiting:  # which grows: a page that is added may link to others
-        text = _text(file)
-        for path in {_target(file, match["path"]) for match in _LINK.finditer(text)} - {None}:
-            uri = _uri(path)
-            if files.get_file_from_path(uri) is None:
-                new = _added(path, uri, config)
+        for match in _LINK.finditer(file.content_string):
+            path = _target(file, match["path"])
+            if path and files.get_file_from_path(_uri(path)) is None:
+                new = _added(path, config)
                 files.append(new)
                 waiting += [new] if path.suffix == ".md" else []
     return files
@@ -79,13 +78,10 @@ def _uri(path: Path) -> str:
     return f"files/{name}.md" if path.suffix in _LANGUAGES else f"files/{name}"
 
 
-def _added(path: Path, uri: str, config: Any) -> File:
+def _added(path: Path, config: Any) -> File:
+    uri = _uri(path)
     if path.suffix in _LANGUAGES:
-        text = f"# {path.relative_to(ROOT)}\n\n````{_LANGUAGES[path.suffix]}\n{path.read_text()}````\n"
+        code = f"````{_LANGUAGES[path.suffix]}\n{path.read_text()}````"
+        text = f"# {path.relative_to(ROOT)}\n\n{code}\n"
         return File.generated(config, uri, content=text)
     return File.generated(config, uri, abs_src_path=str(path))
-
-
-def _text(file: File) -> str:
-    text: str = file.content_string
-    return text

@@ -22,6 +22,8 @@ _DEEPEST = 20  # parts of a setting's name
 
 @dataclass(frozen=True)
 class RunConfig:
+    """Settings of `run`: when to evaluate and store, and which round counts."""
+
     evaluate_every: int = 50  # rounds between evaluations on validation clients
     checkpoint_every: int = 50  # rounds between checkpoints
     keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
@@ -80,6 +82,7 @@ class Config:
 
 
 def read_config(table: Table) -> Config:
+    """The settings that a table (parsed TOML) stands for; ConfigError names a key that is wrong."""
     last = {key: value for key, value in as_table(table, "").items() if key != "before"}
     config: Config = read_settings(Config, last)
     before = table.get("before", [])
