@@ -18,10 +18,10 @@ _OPTIONS_OF_TYPER = {"help", "install_completion", "show_completion"}
 def settings() -> str:
     """A table of every part of the settings: key, default, meaning."""
     parts = []
-    for part, found in groupby(list_settings(), key=_part):
-        rows = [f"| `{s.key}` | {_code(s.default)} | {_meaning(s)} |" for s in found]
+    for part, found in groupby(sorted(list_settings(), key=_part), key=_part):
+        rows = [f"| `{s.key}` | `{s.default}` | {_meaning(s)} |" for s in found]
         parts.append(
-            f"## {part or 'Of the run'}\n\n| setting | default | meaning |\n| --- | --- | --- |\n"
+            f"## {part or 'At the top'}\n\n| setting | default | meaning |\n| --- | --- | --- |\n"
             + "\n".join(rows)
         )
     return "\n\n".join(parts)
@@ -40,8 +40,9 @@ def methods() -> str:
         module = inspect.getmodule(entry.method)
         text = inspect.getdoc(module) or inspect.getdoc(entry.method) or ""
         head = summary(name)
-        own = "Settings: " + ", ".join(_own_settings(name)) if _own_settings(name) else ""
-        body = f"```text\n{text}\n```\n\nDefined in `{entry.method.__module__}`. {own}"
+        rest = text.partition("\n")[2].strip("\n")
+        own = f" Settings: {', '.join(_own_settings(name))}." if _own_settings(name) else ""
+        body = f"{rest}\n\nDefined in `{entry.method.__module__}`.{own}"
         parts.append(f"### {name}\n\n{head[:1].upper()}{head[1:]}.\n\n{body}")
     return "\n\n".join(parts)
 
@@ -63,10 +64,6 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 def _part(setting: Setting) -> str:
     return setting.key.partition(".")[0] if "." in setting.key else ""
-
-
-def _code(text: str) -> str:
-    return f"`{_cell(text)}`"
 
 
 def _cell(text: str) -> str:
@@ -113,4 +110,4 @@ def _row(parameter: Any) -> str:
     default = parameter.default
     shown = default not in (None, False, "", ()) and not callable(default)
     given = f" Default: `{default}`." if shown else ""
-    return f"| `{_cell(_words(parameter))}` | {_cell(parameter.help or '')}{need}{given} |"
+    return f"| `{_words(parameter)}` | {_cell(parameter.help or '')}{need}{given} |"
