@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -16,7 +17,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-_LINK = re.compile(r"(?<=\]\()(?P<path>\.\./[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LEADS_TO = re.compile(r"(?:href|src)=\"(?P<path>[^\"#?:]+)[\"#?]")
 _MARK = re.compile(r"<!-- generated: (\S+) -->")
 _LANGUAGES = {".py": "python", ".toml": "toml"}
 _FROM_ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//")
@@ -28,7 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
     for file in waiting:  # which grows: a page that is added may link to others
         for match in _LINK.finditer(file.content_string):
             path = _target(file, match["path"])
-            if path and files.get_file_from_path(_uri(path)) is None:
+            if path and not _is_page(path) and files.get_file_from_path(_uri(path)) is None:
                 new = _added(path, config)
                 files.append(new)
                 waiting += [new] if path.suffix == ".md" else []
@@ -50,18 +52,23 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_build(config: Any) -> None:
-    """Refuse a page that loads anything from elsewhere."""
+    """Refuse a page that loads anything from elsewhere, or leads to a file that is not there."""
     for file in Path(config.site_dir).rglob("*.html"):
-        if found := _FROM_ELSEWHERE.search(file.read_text()):
+        text = file.read_text()
+        if found := _FROM_ELSEWHERE.search(text):
             raise PluginError(f"{file} loads from the network: {found[0]}")
+        paths = {match["path"] for match in _LEADS_TO.finditer(text)}
+        lost = [path for path in paths if not (file.parent / unquote(path)).exists()]
+        if lost and file.name != "404.html":  # whose links begin at a server's root
+            raise PluginError(f"{file} leads to {lost[0]}, which is not there")
 
 
 def _target(file: File, link: str) -> Path | None:
-    """The file outside docs/ that a link means, or None."""
-    here = _origin(file).parent
-    path = (here / link).resolve()
-    inside = path.is_relative_to(ROOT / "docs") or not path.is_relative_to(ROOT)
-    return None if inside or not path.is_file() else path
+    """The file that a link means; None if it is not there, or stays inside docs/."""
+    origin = _origin(file)
+    path = (origin.parent / link).resolve()
+    stays = _is_page(origin) and _is_page(path)
+    return None if stays or not path.is_relative_to(ROOT) or not path.is_file() else path
 
 
 def _origin(file: File) -> Path:
@@ -72,8 +79,14 @@ def _origin(file: File) -> Path:
     return ROOT / "docs" / file.src_uri
 
 
+def _is_page(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "docs")
+
+
 def _uri(path: Path) -> str:
-    """Where a file outside docs/ stands on the site."""
+    """Where a file stands on the site."""
+    if _is_page(path):
+        return path.relative_to(ROOT / "docs").as_posix()
     name = path.relative_to(ROOT).as_posix()
     return f"files/{name}.md" if path.suffix in _LANGUAGES else f"files/{name}"
 
