@@ -140,6 +140,7 @@ def _read_table(name: str) -> Table:
 
 
 def read_toml(path: Path) -> Table:
+    """A TOML file as a table; ConfigError if it cannot be read, is too long or is not TOML."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_TOML + 1)
@@ -166,10 +167,12 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def preset_text(name: str) -> str:
+    """The TOML text of a preset."""
     return (files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
 def preset_names() -> list[str]:
+    """Names of all presets, sorted."""
     entries = (files("flowdup") / "presets").iterdir()
     return sorted(e.name.removesuffix(".toml") for e in entries if e.name.endswith(".toml"))
 
