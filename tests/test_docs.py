@@ -49,6 +49,14 @@ def test_every_block_says_what_it_is() -> None:
         assert not INDENTED.search(text), f"{page} has a block that is only indented"
 
 
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_link_of_a_page_leads_to_a_file(page: str) -> None:
+    """As on a code host; the site checks its own, and anchors."""
+    text = FENCE.sub("", (ROOT / page).read_text())
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+    assert not [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+
+
 def test_a_file_that_a_page_shows_is_used_by_a_later_block() -> None:
     for page, blocks in PAGES.items():
         for number, block in enumerate(blocks):
