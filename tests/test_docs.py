@@ -136,7 +136,7 @@ def undescribed(node: ast.AST, name: str, inside: bool = True) -> Iterator[str]:
 
 def test_every_public_name_in_the_reference_has_a_docstring() -> None:
     found = list(entries())
-    assert len(found) > 40
+    assert len(found) > 35
     missing = [m for name, all_ in found for m in undescribed(definition(name)[1], name, all_)]
     assert not missing
 
