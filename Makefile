@@ -2,6 +2,7 @@ VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 PYTHON ?= python3
 PEERS := $(VENV)-peers
 BENCH := $(VENV)-bench
+DOCS := $(VENV)-docs
 GPU_BENCH := $(VENV)-bench-gpu
 INSTALLED := $(VENV)/.installed
 
@@ -30,8 +31,8 @@ endif
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-gpu mutants torture fuzz lint coverage tables bench bench-gpu \
-	peers wheels
+.PHONY: help demo test test-peers test-gpu mutants torture fuzz lint coverage tables docs bench \
+	bench-gpu peers wheels
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -64,7 +65,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	MYPYPATH=src:tests:tests/accelerate $(VENV)/bin/mypy $(LOOSER) tests
-	MYPYPATH=src:benchmarks:docs/tables $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
+	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran
 	$(VENV)/bin/pytest --cov --cov-report= $(TESTS)
@@ -76,6 +77,10 @@ fuzz: $(INSTALLED)  ## 10,000 changed files and settings, written to benchmarks/
 
 tables:  ## write the tables of README.md and docs/ from results/ and benchmarks/results/
 	$(PYTHON) docs/tables
+
+docs: $(DOCS)/.installed  ## the documentation as a site, in site/index.html; reading it needs no network
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean --quiet
+	@echo "site/index.html is written"
 
 bench: $(BENCH)/.installed  ## a round against pfl, Flower and a plain loop; leave the machine alone
 	$(BENCH)/bin/python benchmarks/cpu.py $(BENCH_ARGS)
@@ -117,6 +122,9 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 
 $(BENCH)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(BENCH),flowdup and pfl and Flower,$(PFL) $(FLOWER) --editable .)
+
+$(DOCS)/.installed: pyproject.toml constraints.txt requirements-docs.txt
+	$(call environment,$(DOCS),flowdup and MkDocs,--requirement requirements-docs.txt --editable .)
 
 $(GPU_BENCH)/.installed: pyproject.toml
 	@$(PYTHON) -m venv $(GPU_BENCH) && touch $(GPU_BENCH)/constraints.txt

@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=HERE, help="of the checkout")
     chosen = parser.parse_args()
     results, stale = Results(chosen.root), []
-    for file in [chosen.root / "README.md", *sorted((chosen.root / "docs").glob("*.md"))]:
+    for file in [chosen.root / "README.md", *sorted((chosen.root / "docs").rglob("*.md"))]:
         old, new = file.read_text(), filled(file, results)
         if old != new and chosen.check:
             print(*unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0), sep="\n")

@@ -1,3 +1,5 @@
+"""`python -m flowdup`: the command line."""
+
 from flowdup.cli import main
 
 main()

@@ -18,6 +18,8 @@ from flowdup.rank_one import Factors
 
 
 class Update(NamedTuple):
+    """What an aggregation makes of the replies of a cohort."""
+
     delta: Params  # what psi should move by
     loss: Tensor  # the mean of the clients' objectives
     padding: float  # the share of the rows worked on that held no data

@@ -21,6 +21,8 @@ _SIDE = 8  # bits for a shift in one direction
 
 @dataclass(frozen=True)
 class Augmentation:
+    """Random changes of training images that keep their labels: mirrored, moved."""
+
     mirror: bool = False  # half of the images, left and right exchanged
     shift: int = 0  # by up to so many pixels in each direction; zeros come in
 

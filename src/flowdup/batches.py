@@ -146,6 +146,7 @@ def local_batches(
 
 
 def input_bytes(clients: Iterable[ClientData]) -> int:
+    """How much memory the inputs of clients take."""
     return sum(client.x.numel() * client.x.element_size() for client in clients)
 
 

@@ -30,6 +30,8 @@ _ITERATIONS = 50
 
 
 class Calibration(NamedTuple):
+    """A fitted correction of logits, and how accurate validation clients are with it."""
+
     correction: Params  # move [], scale [], bias [classes], sparsity [], strength []
     accuracies: Tensor  # of the clients with it, in percent [clients]
 

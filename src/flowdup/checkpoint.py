@@ -51,6 +51,7 @@ class RunOrigin:
 
 
 def has_checkpoint(folder: Path) -> bool:
+    """Whether the folder holds a checkpoint, right or damaged."""
     return (folder / _HEADER).exists()
 
 
@@ -65,6 +66,7 @@ def checkpoint_in(folder: Path) -> Path:
 def save_checkpoint(
     folder: Path, spec: FederationSpec, state: ServerState, origin: RunOrigin | None = None
 ) -> None:
+    """Replace the folder's checkpoint as a whole; TrainingError if psi is no longer finite."""
     if not all(map(all_finite, (state.psi, state.optimizer, state.average, state.correction))):
         raise TrainingError(
             f"training diverged by round {state.round}, which is not saved: lower "

@@ -18,6 +18,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class ClientConfig:
+    """Settings of `client`: local steps on a client's own data."""
+
     epochs: int = 1  # passes over a client's points in a round
     batch_size: int = 50  # points in a local step; FLowDUP halves them
     clip: float = 1.0  # the largest norm of a gradient; 0: no limit
@@ -34,6 +36,7 @@ class ClientConfig:
 
     @property
     def augmentation(self) -> Augmentation:
+        """What is done to training images, as `mirror` and `shift` say."""
         return Augmentation(self.mirror, self.shift)
 
     def steps(self, points: int) -> int:
@@ -49,6 +52,8 @@ class Local(NamedTuple):
 
 
 class Step(NamedTuple):
+    """What one local step gave."""
+
     local: Local
     change: dict[str, Outer]  # of the factored matrices
     loss: Tensor

@@ -22,6 +22,8 @@ _DEEPEST = 20  # parts of a setting's name
 
 @dataclass(frozen=True)
 class RunConfig:
+    """Settings of `run`: when to evaluate and store, and which round counts."""
+
     evaluate_every: int = 50  # rounds between evaluations on validation clients
     checkpoint_every: int = 50  # rounds between checkpoints
     keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
@@ -80,6 +82,7 @@ class Config:
 
 
 def read_config(table: Table) -> Config:
+    """The settings that a table (parsed TOML) stands for; ConfigError names a key that is wrong."""
     last = {key: value for key, value in as_table(table, "").items() if key != "before"}
     config: Config = read_settings(Config, last)
     before = table.get("before", [])
@@ -137,6 +140,7 @@ def _read_table(name: str) -> Table:
 
 
 def read_toml(path: Path) -> Table:
+    """A TOML file as a table; ConfigError if it cannot be read, is too long or is not TOML."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_TOML + 1)
@@ -163,10 +167,12 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def preset_text(name: str) -> str:
+    """The TOML text of a preset."""
     return (files("flowdup") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
 def preset_names() -> list[str]:
+    """Names of all presets, sorted."""
     entries = (files("flowdup") / "presets").iterdir()
     return sorted(e.name.removesuffix(".toml") for e in entries if e.name.endswith(".toml"))
 

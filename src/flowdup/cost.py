@@ -14,6 +14,8 @@ from flowdup.random import Stream
 
 @dataclass(frozen=True)
 class Cost:
+    """What a method costs a client: numbers, bytes and operations."""
+
     points: int  # of the client that is counted for
     parameters: int  # trained, by all clients together
     bytes_down: int  # per client and round

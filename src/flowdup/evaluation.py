@@ -75,6 +75,8 @@ def macro_f1(logits: Tensor, y: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Metric:
+    """A function of a client's logits [n, classes] and labels [n], and how to read its value."""
+
     function: MetricFunction
     higher_is_better: bool = True
     unit: str = ""
@@ -128,6 +130,7 @@ class Summary:
 
 
 def summarize(values: Sequence[float], higher_is_better: bool = True) -> Summary:
+    """Mean, deviation, worst tenth and worst of the values of clients; empty if there are none."""
     if not values:
         return Summary()
     worst_first = np.sort(values) if higher_is_better else np.sort(values)[::-1]

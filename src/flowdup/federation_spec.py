@@ -33,6 +33,7 @@ class FederationSpec:
     def of(
         cls, seed: int, model: str, table: dict[str, Any], inputs: InputSpec, method: Method
     ) -> "FederationSpec":
+        """The description of a federation with this method."""
         return cls(seed, model, table, inputs, method.fingerprint, _shapes(method))
 
     @property
@@ -62,6 +63,7 @@ class FederationSpec:
 
 
 def read_federation(table: dict[str, Any]) -> FederationSpec:
+    """The federation that a checkpoint's header describes; ValueError if it is none."""
     method = MethodConfig.from_table(get_object(table, "method"))  # with settings newer than it
     shapes = get_object(table, "shapes")
     counts = {name: list(get_counts(shapes, name)) for name in shapes}

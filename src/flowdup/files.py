@@ -104,6 +104,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> FlowdupError:
+    """The error that a file could not be written, with a remedy."""
     return FlowdupError(
         f"could not write {path}: {error.strerror or error}. Free space or choose another folder; "
         "what was there before is intact"

@@ -22,6 +22,8 @@ _LEAST = 1e-6  # variance, so that its root has a gradient
 
 @dataclass(frozen=True)
 class HypernetworkConfig:
+    """Settings of `method.hypernetwork`: the networks h1 and h2."""
+
     backbone: str = ""  # a model's name for h1; empty: the same as f
     embedding: int = 256  # numbers that h1 makes of an input
     hidden: int = 100  # the width of the hidden layers of h2

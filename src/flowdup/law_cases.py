@@ -36,6 +36,7 @@ class Case:
 
     @cached_property
     def built(self) -> Method:
+        """The method, in float64 on a CPU."""
         context = MethodContext(
             self.model, SPEC, Stream(self.seed), _CPU, _EXACT, start=self.start or None
         )
@@ -43,10 +44,12 @@ class Case:
 
     @property
     def batch_size(self) -> int:
+        """That the method wants, or 10."""
         return self.built.batch_size or 10
 
     @property
     def broadcast(self) -> Params:
+        """What the server sends besides psi, before the first round."""
         state = self.built.server_state()
         return {n: state[n].to(_EXACT) for n in self.built.broadcast}
 
@@ -66,6 +69,7 @@ class Case:
         return numbers if self.built.is_corrected else {}
 
     def client(self, number: int, points: int, labeled: bool = True) -> ClientData:
+        """A client with random images, the same for the same number."""
         draw = Stream(self.seed).child("client", number)
         x = draw.child("x").integers(points * 64, 256).astype(np.uint8).reshape(points, *SPEC.shape)
         y = torch.from_numpy(draw.child("y").integers(points, SPEC.classes))
@@ -84,9 +88,11 @@ class Case:
         return Batch(*(t[0] for t in batches))
 
     def loss(self, batch: Batch, psi: Params | None = None) -> Tensor:
+        """The objective on one batch, at psi or other parameters."""
         return self.built.loss(psi or self.psi, batch, self.psi | self.broadcast)
 
     def personalize(self, x: Tensor, present: Tensor | None = None) -> Params:
+        """The weights of a client's own model from x."""
         there = torch.ones(len(x), dtype=_EXACT) if present is None else present
         with torch.no_grad():
             return self.built.personalize(self.deployed, x, there)
@@ -98,4 +104,5 @@ class Case:
 
 
 def noise(draw: Stream, like: Tensor) -> Tensor:
+    """Uniform random numbers with the shape of a tensor, in float64."""
     return torch.from_numpy(draw.uniform(like.numel())).to(_EXACT).reshape(like.shape)

@@ -237,6 +237,7 @@ def read_cases(module: str, model: str, settings: Sequence[str]) -> Iterator[tup
 
 
 def methods_of(module: str) -> list[str]:
+    """Names of the methods that a file or module registers when it is imported."""
     import_modules([module])
     own = Path(module).stem if module.endswith(".py") else module
     return [
@@ -247,6 +248,8 @@ def methods_of(module: str) -> list[str]:
 
 
 class Verdict(NamedTuple):
+    """What came of one law for one method."""
+
     law: str
     text: str  # the law itself
     broken: str  # what was measured; empty: the law is kept

@@ -19,6 +19,8 @@ Cohort = Mapping[int, int]  # by position in the cohort, the client's id
 
 
 class TensorSpec(NamedTuple):
+    """Shape and type of one tensor of a message."""
+
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -27,6 +29,7 @@ Schema = dict[str, TensorSpec]
 
 
 def schema_of(params: Params) -> Schema:
+    """The shapes and types that a message with these tensors has, by name."""
     return {n: TensorSpec(tuple(p.shape), p.dtype) for n, p in params.items()}
 
 
@@ -44,6 +47,7 @@ class Task:
     cohort: Cohort
 
     def for_member(self, position: int) -> "Task":
+        """The task with one member of the cohort alone."""
         return replace(self, cohort={position: self.cohort[position]})
 
     def check(self, schema: Schema) -> "Task":
@@ -60,6 +64,7 @@ class Task:
 
     @property
     def bytes(self) -> int:
+        """How many bytes of tensors are sent to a client."""
         return _bytes(self.start.values())
 
 
@@ -80,6 +85,7 @@ class Reply:
 
     @property
     def bytes(self) -> int:
+        """How many bytes of tensors are sent back."""
         return _bytes([*self.delta.values(), *(t for f in self.factors.values() for t in f)])
 
     def whole_delta(self) -> Params:

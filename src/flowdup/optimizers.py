@@ -19,6 +19,8 @@ MOMENTS = {"sgd": ("momentum",), "adam": ("mean", "square")}  # remembered of ea
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    """Settings of an optimiser, `client.optimizer` or `server.optimizer`."""
+
     name: str = "sgd"  # sgd or adam
     lr: float = 0.03  # the learning rate
     momentum: float = 0.0  # sgd: the share of the last step that is kept
@@ -49,6 +51,7 @@ class Optimizer:
         return c.name == "sgd" and not c.momentum and not c.weight_decay
 
     def init(self, params: Params) -> State:
+        """The optimiser's state before the first step: moments of every parameter, all zero."""
         state = {
             f"{kind}/{n}": torch.zeros_like(p)
             for kind in self._moments()

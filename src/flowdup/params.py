@@ -9,6 +9,7 @@ Params = dict[str, Tensor]
 
 
 def prefixed(prefix: str, params: Params) -> Params:
+    """The same tensors with a prefix before their names."""
     return {f"{prefix}{name}": p for name, p in params.items()}
 
 

@@ -57,6 +57,7 @@ class PersonalModel(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, classes] of inputs as stored [n, *shape]."""
         out: Tensor = self.module(self.read(x))
         return out
 

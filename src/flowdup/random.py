@@ -68,10 +68,12 @@ class Stream:
     path: tuple[str | int, ...] = ()
 
     def child(self, *names: str | int) -> "Stream":
+        """The stream of a longer name; streams of different names are independent."""
         return Stream(self.seed, self.path + names)
 
     @cached_property
     def key(self) -> tuple[int, int]:
+        """Philox's key: the first 64 bits of SHA-256 of seed and name."""
         text = json.dumps([self.seed, *self.path], separators=(",", ":"))
         digest = hashlib.sha256(text.encode()).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
@@ -87,6 +89,7 @@ class Stream:
         return words[:, :n]
 
     def words(self, n: int) -> Words:
+        """The first n words, uint32 [n]."""
         return self.substreams(0, 1, n).reshape(-1)
 
     def signs(self, n: int) -> NDArray[np.float32]:
@@ -119,9 +122,11 @@ class ZeroStream(Stream):
     """
 
     def child(self, *names: str | int) -> Stream:
+        """Itself: every name gives zeros."""
         return self
 
     def substreams(self, first: int, count: int, n: int) -> Words:
+        """Zeros [count, n]."""
         return np.zeros((count, n), np.uint32)
 
     def uniform(self, n: int) -> NDArray[np.float32]:

@@ -33,13 +33,16 @@ class Outer(NamedTuple):
 
     @classmethod
     def zeros(cls, matrix: Tensor) -> "Outer":
+        """The zero matrix of the same shape, as factors."""
         out, into = matrix.shape
         return cls(matrix.new_zeros(out), matrix.new_zeros(into))
 
     def squared_norm(self) -> Tensor:
+        """|| g a^T ||^2 = || g ||^2 || a ||^2."""
         return self.g.square().sum() * self.a.square().sum()
 
     def scaled(self, scale: Tensor | float) -> "Outer":
+        """The matrix times a number."""
         return Outer(self.g * scale, self.a)
 
 
@@ -51,6 +54,7 @@ class Factors(NamedTuple):
 
     @classmethod
     def zeros(cls, matrix: Tensor, steps: int) -> "Factors":
+        """The zero matrix, with room for so many steps."""
         out, into = matrix.shape
         return cls(matrix.new_zeros(steps, out), matrix.new_zeros(steps, into))
 
@@ -60,6 +64,7 @@ class Factors(NamedTuple):
         return Factors(self.left + rows * outer.g, self.right + rows * outer.a)
 
     def product(self) -> Tensor:
+        """The matrix itself, as a dense tensor."""
         return self.left.T @ self.right  # [out, in]
 
 
@@ -71,11 +76,14 @@ class FactoredParams(NamedTuple):
 
     @classmethod
     def start(cls, psi: Params, factored: Sequence[str], steps: int) -> "FactoredParams":
+        """psi before the first step: the named matrices as factors that are zero."""
         dense = {n: p for n, p in psi.items() if n not in factored}
         return cls(dense, {n: Factors.zeros(psi[n], steps) for n in factored})
 
 
 class FactoredGradient(NamedTuple):
+    """The gradient of one step: dense for most parameters, an outer product for the others."""
+
     dense: Params
     outer: dict[str, Outer]
 

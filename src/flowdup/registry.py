@@ -28,6 +28,7 @@ class Registry(Mapping[str, Item], Generic[Item]):
         self.kind, self.known = kind, dict(items)
 
     def register(self, name: str, item: Item) -> None:
+        """Add an item; ConfigError if the name belongs to another one."""
         if self.known.get(name, item) != item:
             raise ConfigError(f"a {self.kind} named '{name}' exists already: choose another name")
         self.known[name] = item

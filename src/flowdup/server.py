@@ -21,6 +21,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class ServerConfig:
+    """Settings of `server`: rounds, cohorts, and the optimiser of psi."""
+
     rounds: int = 500  # how many a stage has
     cohort: int = 100  # clients in a round
     alpha: float = 0.9  # the labeled share of a cohort, where unlabeled clients can learn at all
@@ -85,6 +87,8 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Round:
+    """What a round gave."""
+
     state: ServerState
     loss: Tensor
     broadcast: Params  # what clients were sent besides psi

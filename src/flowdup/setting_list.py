@@ -21,6 +21,8 @@ from flowdup.settings import nearest, plain, toml_value
 
 @dataclass(frozen=True)
 class Setting:
+    """One setting: its key, default and meaning."""
+
     key: str  # as in `--set KEY=VALUE`
     default: str  # as in TOML
     meaning: str  # empty where the source has no comment, or cannot be read

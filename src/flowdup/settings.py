@@ -54,6 +54,7 @@ def _read_values(
 
 
 def as_table(value: Any, prefix: str) -> Table:
+    """The value if it is a table with texts for names; ConfigError otherwise."""
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"'{shorten(prefix.rstrip('.'))}' must be a table of settings, not {_quoted(value)}"

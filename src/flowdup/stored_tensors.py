@@ -30,12 +30,16 @@ _MOST_HEADER = 2**24  # bytes: 100,000 tensors
 
 
 class TensorInfo(NamedTuple):
+    """Type and shape of a tensor in a file."""
+
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StoredTensors:
+    """An open safetensors file, whose header is checked and whose tensors are not read yet."""
+
     file: io.BufferedReader
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
@@ -43,6 +47,7 @@ class StoredTensors:
 
     @property
     def numbers(self) -> int:
+        """How many numbers all tensors have together."""
         return sum(math.prod(info.shape) for info in self.tensors.values())
 
     def read(self) -> bytes:

@@ -15,6 +15,7 @@ Object = Mapping[str, Any]
 
 
 def read_json(content: bytes | str) -> Any:
+    """Parsed JSON; ValueError for a name that stands twice, NaN, infinity or endless nesting."""
     try:
         return json.loads(content, object_pairs_hook=_object, parse_constant=_refuse)
     except RecursionError:
@@ -30,6 +31,7 @@ def read_lenient_json(content: bytes | str) -> Any:
 
 
 def read_object(content: bytes | str) -> dict[str, Any]:
+    """The same, and it must be an object."""
     found = read_json(content)
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
@@ -37,10 +39,12 @@ def read_object(content: bytes | str) -> dict[str, Any]:
 
 
 def get_text(table: Object, key: str) -> str:
+    """The text under a key; ValueError if there is none."""
     return str(_get(table, key, str, "a text"))
 
 
 def get_object(table: Object, key: str) -> dict[str, Any]:
+    """The object under a key; ValueError if there is none."""
     found: dict[str, Any] = _get(table, key, dict, "an object")
     return found
 
@@ -58,6 +62,7 @@ def get_integer(table: Object, key: str) -> int:
 
 
 def get_counts(table: Object, key: str) -> tuple[int, ...]:
+    """The list of whole numbers from 0 on under a key; ValueError if there is none."""
     return tuple(as_count(item, key) for item in _get(table, key, list, "a list"))
 
 
@@ -71,6 +76,7 @@ def get_numbers(table: Object, key: str) -> tuple[float, ...]:
 
 
 def get_texts(table: Object, key: str) -> tuple[str, ...]:
+    """The list of texts under a key; ValueError if there is none."""
     found = _get(table, key, list, "a list")
     if wrong := [item for item in found if type(item) is not str]:
         raise ValueError(f"'{key}' holds {shorten(wrong[0])} instead of a text")
@@ -84,6 +90,7 @@ def get_number(table: Object, key: str) -> float:
 
 
 def as_count(value: Any, key: str) -> int:
+    """The value if it is a whole number from 0 on; ValueError names the key otherwise."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(
             f"'{shorten(key)}' has {shorten(value)} instead of a whole number from 0 on"

@@ -37,6 +37,8 @@ _FAST = 8  # sides of matrices that are multiples of it
 
 @dataclass(frozen=True)
 class SubspaceConfig:
+    """Settings of `method.subspace`: the kind of the expansion P, and its dimension k."""
+
     kind: str = "kronecker"  # of P: dense, kronecker, hashed or identity
     k: int = 10_000  # numbers in v; 0: as many as the model has weights
     row_scale: str = "layer"  # layer: rows of P follow the sizes of a layer's weights; or none
@@ -69,6 +71,7 @@ class Dense(Expansion):
         return self.matrix @ v
 
     def tensors(self) -> list[Tensor]:
+        """What it keeps in memory: the matrix."""
         return [self.matrix]
 
 
@@ -96,6 +99,7 @@ class Kronecker(Expansion):
         return (self.left @ grid @ self.right.T).reshape(-1)
 
     def tensors(self) -> list[Tensor]:
+        """What it keeps in memory: both factors."""
         return [self.left[:, : self.m].contiguous(), self.right[:, : self.n].contiguous()]
 
 
@@ -119,6 +123,7 @@ class Hashed(Expansion):
         return apply_function(_Spread, v / self.norm, self.coordinate, self.weight) * self.sign
 
     def tensors(self) -> list[Tensor]:
+        """What it keeps in memory: a coordinate and a sign per weight, a norm per coordinate."""
         return [self.coordinate, self.sign, self.norm]
 
 
@@ -178,6 +183,7 @@ class Identity(Expansion):
         return v
 
     def tensors(self) -> list[Tensor]:
+        """What it keeps in memory: nothing."""
         return []
 
 

@@ -36,6 +36,7 @@ def unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
+    """All leaves of a tree, in order."""
     return flatten(tree)[0]
 
 

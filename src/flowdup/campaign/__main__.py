@@ -10,6 +10,7 @@ from flowdup.interruption import Interruption
 
 
 def main() -> None:
+    """The command line: read the arguments, run, and print what happens."""
     default = Request([])
     parser = argparse.ArgumentParser("python -m flowdup.campaign", description=__doc__)
     parser.add_argument("tables", nargs="+", metavar="TABLE")

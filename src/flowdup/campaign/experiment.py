@@ -53,6 +53,7 @@ class Run:
 
     @cached_property
     def digest(self) -> str:
+        """SHA-256 of the settings that decide what the run gives: its identity in records."""
         return identity(deciding_settings(self.config))
 
 
@@ -65,11 +66,14 @@ class Candidate:
 
     @property
     def label(self) -> str:
+        """What this candidate sets, for people."""
         return ", ".join(f"{key} = {value}" for key, value in self.searched.items())
 
 
 @dataclass(frozen=True)
 class Cell:
+    """One number of a table: settings to choose from, and what the paper has."""
+
     row: str
     column: str
     candidates: tuple[Candidate, ...]
@@ -78,11 +82,14 @@ class Cell:
 
     @property
     def title(self) -> str:
+        """Row and column, for people."""
         return f"{self.row}, {self.column}"
 
 
 @dataclass(frozen=True)
 class Experiment:
+    """A table of many runs, as a file in experiments/ describes it."""
+
     name: str
     title: str
     paper: str

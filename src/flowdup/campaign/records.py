@@ -40,6 +40,7 @@ class Records:
         return cls(path, _read_lines(path) if path.exists() else ())
 
     def get(self, run: Run) -> Record | None:
+        """What a run gave, or None if it is not recorded."""
         return self.by_digest.get(run.digest)
 
     def add(self, new: Record) -> None:

@@ -39,6 +39,7 @@ class Need:
     embedded: str = ""  # by this trait
 
     def met_by(self, record: Record | None) -> bool:
+        """Whether a record has all that is needed of its run; a failed run counts as tried."""
         if record is None:
             return False
         if "failed" in record or not self.evaluate:

@@ -10,6 +10,8 @@ from flowdup.campaign.records import Records
 
 @dataclass(frozen=True)
 class Choice:
+    """The setting that was best on validation clients, among those that were tried."""
+
     candidate: Candidate | None  # None: not all have been tried, or all have failed
     tried: list[dict[str, Any]]  # settings and accuracy on validation clients, or why it failed
     complete: bool

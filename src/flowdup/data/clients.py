@@ -57,6 +57,7 @@ class ClientData:
 
     @property
     def labeled(self) -> bool:
+        """Whether any point has a label."""
         return self.y is not None and bool((self.y >= 0).any())
 
     @property
@@ -65,6 +66,7 @@ class ClientData:
         return torch.full((len(self),), -1) if self.y is None else self.y
 
     def unlabeled(self) -> "ClientData":
+        """The same client without labels."""
         return replace(self, y=None)
 
     def digest(self) -> str:
@@ -94,10 +96,12 @@ class LazyClients(Sequence[ClientData]):
 
     @property
     def labeled(self) -> range:
+        """The numbers of the clients with labels."""
         return range(self.with_labels)
 
     @property
     def unlabeled(self) -> range:
+        """The numbers of the clients without labels."""
         return range(self.with_labels, self.clients)
 
     def __len__(self) -> int:
@@ -218,6 +222,7 @@ class InputSpec:
         return y
 
     def reader(self) -> "Reader":
+        """The module that makes floats of inputs as they are stored."""
         return Reader(self)
 
 
@@ -246,6 +251,7 @@ class Reader(nn.Module):
         self.register_buffer("shift", shift, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Inputs as stored [n, *shape] as normalised floats, on the device of the module."""
         scale, shift = self.scale, self.shift
         if scale.ndim == 3 and x.is_contiguous():  # channel by channel
             scale, shift = scale[:, :1, :1], shift[:, :1, :1]

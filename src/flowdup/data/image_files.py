@@ -92,6 +92,7 @@ def is_image(path: Path | str) -> bool:
 
 
 def find_images(folder: Path) -> list[Path]:
+    """The image files right inside a folder, sorted."""
     return sorted(path for path in folder.iterdir() if is_image(path) and path.is_file())
 
 

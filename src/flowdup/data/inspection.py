@@ -39,6 +39,7 @@ class Inspection:
 
     @property
     def clients(self) -> int:
+        """How many clients there are, in all groups."""
         return sum(self.groups.values())
 
 

@@ -27,6 +27,7 @@ class LabeledTraits:
 
     @classmethod
     def from_table(cls, table: Any, prefix: str = "data.labeled_traits.") -> "LabeledTraits":
+        """Read `data.labeled_traits` as it stands in TOML; ConfigError if it cannot be meant."""
         return cls(
             tuple(
                 (read_scalar(trait, prefix), _read_allowed(value, f"{prefix}{trait}"))
@@ -36,9 +37,11 @@ class LabeledTraits:
 
     @staticmethod
     def paths(prefix: str) -> Iterator[str]:
+        """The one key under which it can be set: names of traits are free."""
         yield prefix.rstrip(".")
 
     def table(self) -> dict[str, Any]:
+        """As it stands in TOML."""
         return {n: list(v) if isinstance(v, tuple) else v for n, v in self.allowed}
 
     def fitting(self, clients: Sequence[ClientData], stream: Stream) -> list[int]:

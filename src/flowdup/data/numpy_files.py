@@ -25,6 +25,8 @@ _LARGEST_SCALAR = 4096  # bytes
 
 
 class StoredArrays(NamedTuple):
+    """What was read of a NumPy file."""
+
     names: tuple[str, ...]  # of all arrays in the file
     arrays: dict[str, Array]  # those that were read
 

@@ -21,6 +21,8 @@ from flowdup.random import Stream, distinct
 
 @dataclass(frozen=True)
 class Recipe:
+    """How simulated clients are made: how many points, of which classes, turned how."""
+
     points: int  # per client
     classes_per_client: int = 0  # 0: all
     rotations: tuple[int, ...] = ()  # degrees, one of them drawn per client; empty: none
@@ -157,6 +159,7 @@ def _too_many(clients: int, points: int, at_hand: int) -> ConfigError:
 
 
 def check_size(size: int, at_hand: int) -> None:
+    """Refuse clients that need more points than there are."""
     if size > at_hand:
         raise ConfigError(
             f"a client needs {size} points and only {at_hand} are at hand: lower data.points, or "
@@ -165,6 +168,7 @@ def check_size(size: int, at_hand: int) -> None:
 
 
 def check_classes(recipe: Recipe, classes: int) -> None:
+    """Refuse more classes per client than there are, or that do not divide its points."""
     per_client = recipe.classes_per_client
     uneven = per_client and not recipe.dirichlet and recipe.points % per_client
     if per_client > classes or uneven:
@@ -175,6 +179,7 @@ def check_classes(recipe: Recipe, classes: int) -> None:
 
 
 def check_rotations(rotations: tuple[int, ...], size: tuple[int, ...]) -> None:
+    """Refuse rotations that would not leave images [height, width] as they are in size."""
     if any(turn % 90 for turn in rotations):
         raise ConfigError(f"data.rotations must be multiples of 90 degrees, not {list(rotations)}")
     if size[0] != size[1] and any(turn % 180 for turn in rotations):

@@ -50,6 +50,8 @@ _LAZY_VALIDATION = 0.2  # the share of the images that validation clients have b
 
 @dataclass(frozen=True)
 class DataConfig:
+    """Settings of `data`: where clients come from, how many there are, who keeps labels."""
+
     source: str = "digits"  # an image set; femnist, whose clients are its writers; folder or table
     train_clients: int = 0  # how many; 0: as many as the data give
     validation_clients: int = 50  # how many, for choosing rounds and settings

@@ -70,6 +70,7 @@ class ChannelSums:
 
 
 def combine(sums: Iterable[ChannelSums]) -> ChannelSums:
+    """The sums of all clients together."""
     return reduce(ChannelSums.__add__, sums)
 
 

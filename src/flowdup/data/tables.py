@@ -63,6 +63,7 @@ def read_arrow(path: Path, as_text: Sequence[str]) -> Any:
 
 
 def is_csv(path: Path) -> bool:
+    """Whether a file's name says that it is CSV or TSV; hidden files are none."""
     return path.name.lower().endswith((".csv", ".tsv")) and not path.name.startswith(".")
 
 
@@ -184,10 +185,12 @@ class ClientTable:
         return found
 
     def check_rows(self) -> None:
+        """Refuse an empty table."""
         if not len(self.table):
             raise DataError(f"{self.path} has no rows: give a table with at least one")
 
     def inputs(self, names: Sequence[str], shape: tuple[int, ...] | None) -> Tensor:
+        """Inputs [rows, *shape] from one column of lists or images, or several of numbers."""
         self.check_rows()
         if not names:
             raise ConfigError("no input column is named: name one of lists, or some of numbers")
@@ -274,6 +277,7 @@ class ClientTable:
         return f"{path}, {where},", self.path.parent / path
 
     def dense_piece(self, name: str, piece: Any) -> Array:
+        """A piece of a column as an array [rows, ...]; no gaps, no lists of several lengths."""
         shape = [len(piece)]
         while hasattr(piece.type, "value_type") and not piece.null_count:
             lengths = piece.value_lengths().unique().to_pylist()
@@ -288,6 +292,7 @@ class ClientTable:
         return np.asarray(piece.to_numpy(zero_copy_only=False)).reshape(shape)
 
     def column(self, name: str) -> Any:
+        """A column by name, as plain values; DataError names those that there are."""
         if name not in self.table.column_names:
             there = listed(self.table.column_names)
             raise DataError(f"{self.path} has no column '{name}': choose among {there}")
@@ -299,6 +304,7 @@ class ClientTable:
         return column
 
     def error(self, column: str, what: str, remedy: str) -> DataError:
+        """The error that something is wrong with a column."""
         return DataError(f"column '{column}' of {self.path} {what}: {remedy}")
 
 

@@ -23,6 +23,7 @@ class _Shard(NamedTuple):
 
 
 def is_tar(path: Path) -> bool:
+    """Whether a file's name says that it is a tar archive; hidden files are none."""
     return path.name.lower().endswith(SUFFIXES) and not path.name.startswith(".")
 
 

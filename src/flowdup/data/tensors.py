@@ -57,10 +57,12 @@ def as_inputs(x: NDArray[Any], where: str) -> Tensor:
 
 
 def listed(names: Iterable[str]) -> str:
+    """Names for a sentence, cut if they are many."""
     return shorten(", ".join(names), 300) or "nothing"
 
 
 def type_name(tensor: Tensor) -> str:
+    """The tensor's type without `torch.`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -29,6 +29,8 @@ ENGINES = ("auto", "sequential", "batched")
 
 @dataclass(frozen=True)
 class EngineConfig:
+    """Settings of `engine`: where and how clients run; they change speed and rounding alone."""
+
     name: str = "auto"  # sequential or batched; auto: the faster one
     device: str = "auto"  # cpu, cuda or cuda:N; auto: a GPU if there is one
     dtype: str = "float32"  # of psi and all sums: float32 or float64
@@ -46,9 +48,11 @@ class EngineConfig:
             raise ConfigError(f"engine.precision is float32, tf32 or bf16, not '{self.precision}'")
 
     def torch_device(self) -> torch.device:
+        """The device; `auto` is a GPU if there is one."""
         return parse_device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
+        """The type of psi and of all sums."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def compute_dtype(self) -> torch.dtype | None:

@@ -22,6 +22,7 @@ class Roster(NamedTuple):
 
     @classmethod
     def of(cls, clients: Sequence[ClientData]) -> "Roster":
+        """Who has labels and who has none, without making clients that are made on demand."""
         if isinstance(clients, LazyClients):
             return cls(clients.labeled, clients.unlabeled)
         labeled = np.array([client.labeled for client in clients], bool)

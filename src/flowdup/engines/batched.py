@@ -35,6 +35,8 @@ Inputs = tuple[Tensor | Batch, Tensor]
 
 
 class BatchedEngine:
+    """Runs a whole cohort as one tensor program; clients of any size take turns in its slots."""
+
     def __init__(
         self,
         method: Method,
@@ -179,6 +181,8 @@ class BatchedEngine:
     @torch.no_grad()
     @replaced_layers(for_clients)
     def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        """Of every pair, the client's own model on its query; many clients at once."""
+
         def own(support: Tensor, present: Tensor, query: Tensor) -> Tensor:
             return self.method.logits(params, support, present, query)
 

@@ -40,6 +40,7 @@ def connect_processes(device: torch.device) -> None:
 
 
 def wait_for_all() -> None:
+    """Wait until all processes are here; alone, nothing happens."""
     if is_distributed():
         dist.barrier()
 
@@ -89,6 +90,7 @@ class DistributedEngine:
         yield replace(reply, delta=sums, loss=loss, clients=len(task.cohort))
 
     def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        """Every process does its share of the pairs, and all get all logits."""
         if not pairs:
             return []
         mine = range(self.rank, len(pairs), self.size)

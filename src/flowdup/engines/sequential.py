@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 
 
 class SequentialEngine:
+    """Runs one client after the other: the reference, and faster for large models on a CPU."""
+
     def __init__(
         self,
         method: Method,
@@ -54,6 +56,7 @@ class SequentialEngine:
         import_dynamo()  # torch.func would, in several threads at once
 
     def train(self, task: Task) -> Iterator[Reply]:
+        """One reply for every member of the cohort."""
         orders = self.stream.child("order", task.round)
         augmentation = self.config.augmentation
 
@@ -98,6 +101,8 @@ class SequentialEngine:
             self.traced = TracedFunction(self.update.step, task.start, local, batch, place)
 
     def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        """Of every pair, the client's own model on its query."""
+
         @torch.no_grad()
         def own(pair: SupportQuery) -> Tensor:
             support, query = pair.support.to(self.device), pair.query.to(self.device)

@@ -78,6 +78,7 @@ class Slots(NamedTuple):
 
     @property
     def width(self) -> int:
+        """How many slots there are."""
         return next(iter(self.local.psi.dense.values())).shape[0]
 
     @property

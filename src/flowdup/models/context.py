@@ -17,6 +17,7 @@ class WithContext(nn.Module):
         self.network = factory((shape[0] + channels, *shape[1:]), outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Inputs [n, *shape] beside the context, which is the same for all of them."""
         context = self.context.expand(x.shape[0], *self.context.shape)
         out: Tensor = self.network(torch.cat([x, context], 1))
         return out

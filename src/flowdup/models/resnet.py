@@ -15,6 +15,8 @@ def _norm(channels: int) -> nn.Module:
 
 
 class Block(nn.Module):
+    """A residual block of two convolutions, with GroupNorm."""
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -28,6 +30,7 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Feature maps [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         out = relu(self.norm1(self.conv1(x)))
         return relu(self.norm2(self.conv2(out)) + self.shortcut(x))
 

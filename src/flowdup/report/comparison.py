@@ -49,6 +49,8 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ComparedVariant:
+    """A variant of a comparison, with its runs."""
+
     label: str
     runs: Sequence[ComparedRun]  # by seeds, at least one
 
@@ -223,6 +225,7 @@ def _differences(variants: Sequence[ComparedVariant], reading: str) -> str:
 
 
 def difference_text(difference: Difference) -> str:
+    """A mean difference with its sign and its standard error, if it is known."""
     text = f"{difference.mean:+.1f}"
     error = "" if difference.error is None else f" ± {difference.error:.1f}"
     return f"{text}{error}".replace("-", "\N{MINUS SIGN}")

@@ -51,6 +51,7 @@ class RunContents:
         )
 
     def curve(self, key: str) -> list[tuple[int, float]]:
+        """A metric by rounds, where it was measured."""
         return [(row["round"], row[key]) for row in self.metrics if is_number(row.get(key))]
 
     def summary(self, reading: str, metric: str) -> dict[str, float]:
@@ -59,6 +60,7 @@ class RunContents:
         return {n: v for n, v in found.items() if is_number(v)}
 
     def setting(self, table: str, key: str) -> str:
+        """A setting for people; empty where it is not known."""
         inner = self.settings.get(table, {})
         return str(inner.get(key, "") if isinstance(inner, dict) else inner)
 

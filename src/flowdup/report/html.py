@@ -143,6 +143,7 @@ def metric_label(name: str, metric: Metric | None) -> str:
 
 
 def metric_digits(metric: Metric | None) -> int:
+    """How many decimals a metric is shown with."""
     return 1 if metric is not None and metric.unit == "%" else 3
 
 

@@ -90,10 +90,12 @@ def html_table(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]])
 
 
 def card_grid(cards: Sequence[str]) -> str:
+    """Cards side by side; nothing if there are none."""
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 
 
 def card(title: str, content: str, note: str = "") -> str:
+    """A titled box of a page, with a note below."""
     caption = f"<figcaption>{note}</figcaption>" if note else ""
     return f'<figure class="card"><h2>{title}</h2>{content}{caption}</figure>'
 
@@ -114,10 +116,12 @@ def provenance_text(result: Mapping[str, Any]) -> str:
 
 
 def percent(value: float) -> str:
+    """A number of percent, with one decimal."""
     return f"{value:.1f}&nbsp;%"
 
 
 def duration(seconds: float) -> str:
+    """Seconds for people: 4.2 s, 3 min 5 s, 2 h 10 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
