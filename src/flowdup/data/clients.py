@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from flowdup.data.class_names import CLASSES_ONLY, check_class_names
-from flowdup.data.tensors import as_tensor, channels_last_sentence, type_name
+from flowdup.data.tensors import as_tensor, shape_sentence, type_name
 from flowdup.data.traits import Trait, check_traits
 from flowdup.errors import DataError, shorten
 
@@ -171,12 +171,7 @@ class InputSpec:
         if len(x) == 0:
             raise DataError(f"{who} is empty: give it at least one point or leave it out")
         if tuple(x.shape[1:]) != self.shape:
-            if x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == self.shape:
-                raise DataError(f"{who}'s {channels_last_sentence(x.shape[1:])}")
-            raise DataError(
-                f"{who} has inputs of shape {tuple(x.shape[1:])}, the federation "
-                f"reads {self.shape}: convert them (channels come first)"
-            )
+            raise DataError(shape_sentence(who, x.shape[1:], self.shape))
         if self.dtype == "uint8" and x.dtype != torch.uint8:
             raise DataError(
                 f"{who} has inputs of type {type_name(x)}, the federation reads uint8 "
