@@ -94,8 +94,9 @@ def shape_sentence(who: str, shape: Sequence[int], expected: Sequence[int]) -> s
                 "read: add the axis of channels, x[:, None] in NumPy"
             )
         if len(given) == 3:
+            channels = f"{given[0]} channel{'s' if given[0] != 1 else ''}"
             return (
-                f"{who} has images of shape {given}, of {given[0]} channels, and {wanted[0]} is "
+                f"{who} has images of shape {given}, of {channels}, and {wanted[0]} is "
                 "what is read: convert them, for instance by Pillow's Image.convert"
             )
     return (

@@ -6,6 +6,7 @@ range of labels) is for `InputSpec.check` to say.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def read_table(
 
 def read_inputs(path: Path, shape: tuple[int, ...] = ()) -> Tensor:
     """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a CSV of
-    nothing but inputs, an image, a folder of images or a tar file of images.
+    inputs (columns `client` and `label` are left out), an image, a folder or a tar file of images.
 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
@@ -125,7 +126,10 @@ def read_inputs(path: Path, shape: tuple[int, ...] = ()) -> Tensor:
         return with_channels(read_tar_client("", [path], ImageReader()).client.x, shape)
     if path.is_file() and is_csv(path):
         table = ClientTable(read_arrow(path, ()), path, ImageReader())
-        return table.inputs(table.table.column_names, None)
+        columns: Sequence[str] = table.table.column_names
+        if shape and len(columns) > prod(shape):  # a client's file, with labels or traits
+            columns = table.input_names(("x",), ("client", "label"))
+        return table.inputs(columns, shape if len(columns) == prod(shape) else None)
     names, arrays = read_arrays(path, ("x",))
     if "x" not in arrays and len(names) != 1:
         raise DataError(f"{path} has {listed(names)} but no array x: store the inputs as x")
