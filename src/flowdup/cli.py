@@ -31,7 +31,7 @@ from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
 from flowdup.personalize import load, load_model
-from flowdup.progress import Downloads, Rounds
+from flowdup.progress import Downloads, Rounds, warning_lines
 from flowdup.provenance import version_text
 from flowdup.registry import import_modules
 from flowdup.run import RunFolder, embed_run, train_run
@@ -99,7 +99,8 @@ def train(
     with Interruption(verbose=is_main_process()) as stop:
         rounds = train_run(config, out, resume, stop=stop)
         if as_json:
-            shown = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
+            with warning_lines(Console(stderr=True)):
+                shown = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
         else:
             with Rounds(config.rounds) as progress:
                 shown = _show_all(rounds, progress.show)

@@ -164,8 +164,7 @@ def evaluate_fixed(
 ) -> list[ClientScore]:
     """Every metric of every client by one model, a function from inputs to logits on the CPU."""
     _check_labels(clients)
-    found = [_Answers.of(logits(c.x), c.y) if c.labeled else None for c in clients]
-    return _scores(clients, {FIXED: found})
+    return _scores(clients, {FIXED: [_Answers.of(logits(c.x), c.y) for c in clients]})
 
 
 def _check_labels(clients: Sequence[ClientData]) -> None:
@@ -207,11 +206,9 @@ def confusion_matrices(
     """
     if classes > MOST_CLASSES:
         return None
-    matrices = {}
-    for reading in _readings(scores):
-        total = sum((score.pairs[reading] for score in scores), Pairs())
-        matrices[reading] = [[total[i, j] for j in range(classes)] for i in range(classes)]
-    return matrices
+    found = {r: sum((score.pairs[r] for score in scores), Pairs()) for r in _readings(scores)}
+    places = range(classes)
+    return {r: [[total[i, j] for j in places] for i in places] for r, total in found.items()}
 
 
 def _readings(scores: Sequence[ClientScore]) -> list[str]:
@@ -270,9 +267,14 @@ def evaluate_by_support(
 
 def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[ClientData]) -> Summary:
     """Accuracy alone, in percent: what training looks at while it goes on."""
+    return accuracy_summary(transductive_logits(engine, params, clients), clients)
+
+
+def accuracy_summary(logits: Sequence[Tensor], clients: Sequence[ClientData]) -> Summary:
+    """Accuracy over clients, in percent, by the logits of their points."""
     table = {"accuracy": METRICS["accuracy"]}
-    found = [own.values(table) for own in _transductive(engine, params, clients) if own]
-    return summarize([values["accuracy"] for values in found if values])
+    answers = (_Answers.of(own, c.y) for own, c in zip(logits, clients, strict=True))
+    return summarize([own.values(table)["accuracy"] for own in answers if own])
 
 
 def transductive_logits(
@@ -306,11 +308,10 @@ class _Answers(NamedTuple):
 def _scores(
     clients: Sequence[ClientData], answers: Mapping[str, Sequence[_Answers | None]]
 ) -> list[ClientScore]:
-    metrics = dict(METRICS)
     scores = []
     for i, c in enumerate(clients):
         own = {reading: found[i] for reading, found in answers.items()}
-        values = {r: a.values(metrics) if a else {} for r, a in own.items()}
+        values = {r: a.values(METRICS) if a else {} for r, a in own.items()}
         pairs = {r: a.pairs() if a else Pairs() for r, a in own.items()}
         scores.append(ClientScore(c.name, c.traits, len(c), values, pairs))
     return scores
