@@ -16,6 +16,7 @@ from rich.text import Text
 from flowdup.campaign.command import reproduce
 from flowdup.commands.compare import compare
 from flowdup.commands.completion import complete_preset, complete_setting
+from flowdup.commands.demo import demo
 from flowdup.commands.doctor import doctor
 from flowdup.commands.evaluate import evaluate
 from flowdup.commands.init import init
@@ -42,7 +43,7 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-for command in (init, doctor, evaluate, compare, reproduce, settings, presets):
+for command in (demo, init, doctor, evaluate, compare, reproduce, settings, presets):
     app.command()(command)
 console = Console(quiet=not is_main_process())
 
