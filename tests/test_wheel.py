@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     if not (ROOT / ".git").exists():
         pytest.skip("the files of the package are known from its history")
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", out]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return ZipFile(next(out.glob(f"flowdup-{__version__}-py3-none-any.whl")))

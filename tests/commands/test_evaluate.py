@@ -156,7 +156,9 @@ def test_a_saved_model_is_scored_as_it_is(home: Path) -> None:
     model, clients = load_model(home / "me.safetensors"), home / "clients" / "test"
     found = good(home / "me.safetensors", "--input", clients)
     assert list(found["metrics"]) == ["fixed_model"] and found["class_names"] == list(NAMES)
-    labels, answers, accuracies, scores = [], [], [], []
+    labels: list[str] = []
+    answers: list[str] = []
+    accuracies, scores = [], []
     for number in range(9, 13):
         x, y = draw(number)
         names = np.array(model.predictions(x)["names"])
@@ -257,3 +259,12 @@ def test_in_python_clients_are_given_in_one_way_only(home: Path) -> None:
         evaluate_run(home / "run", Population(spec, [], [], []), source=home / "clients")
     with pytest.raises(FlowdupError, match="there are no"):
         evaluate_run(home / "run", Population(spec, [], [], []), group="validation")
+
+
+def test_names_without_end_are_cut_in_sentences(home: Path, tmp_path: Path) -> None:
+    x, _ = draw(1)
+    np.savez(tmp_path / "c.npz", x=x, y=np.array(["9" * 5000] * 30))
+    assert len(refused(home / "run", "--input", tmp_path)) < 400
+    pytest.importorskip("pyarrow")
+    (tmp_path / "c.csv").write_text(f"{'n' * 5000},b,label\nx,1,ape\ny,2,bee\n")
+    assert len(refused(home / "run", "--input", tmp_path / "c.csv")) < 400

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from flowdup.data.class_names import CLASSES_ONLY, check_class_names
-from flowdup.data.tensors import as_tensor, shape_sentence, type_name
+from flowdup.data.tensors import as_tensor, listed, shape_sentence, type_name
 from flowdup.data.traits import Trait, check_traits
-from flowdup.errors import DataError, shorten
+from flowdup.errors import ConfigError, DataError, shorten
 
 _MOST_NUMBERS = 2**26  # of one input
 _NO_TRAITS: dict[str, Trait] = {}  # never written to
@@ -214,6 +214,21 @@ class InputSpec:
 
     def reader(self) -> "Reader":
         return Reader(self)
+
+
+def check_names(spec: InputSpec, given: tuple[str, ...], source: str) -> tuple[str, ...]:
+    """The names of the classes: those that the data have, or that a setting gives to numbers."""
+    if given and spec.class_names not in ((), given):
+        raise ConfigError(
+            f"data.source = '{source}' names its classes itself ({listed(spec.class_names)}): set "
+            "data.class_names = []"
+        )
+    if given and len(given) != spec.classes:
+        raise ConfigError(
+            f"data.class_names has {len(given)} names and there are {spec.classes} classes: give "
+            "one for each"
+        )
+    return spec.class_names or given
 
 
 class Reader(nn.Module):

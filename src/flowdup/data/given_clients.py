@@ -13,7 +13,7 @@ from flowdup.data.inspection import find_source
 from flowdup.data.population import DataConfig, read_clients
 from flowdup.data.tensors import listed
 from flowdup.data.user_data import read_client_file, with_channels
-from flowdup.errors import ConfigError, DataError
+from flowdup.errors import ConfigError, DataError, shorten
 
 GROUPS = ("train", "validation", "test")
 
@@ -33,7 +33,7 @@ def read_given_clients(
             f"{path / group}"
         )
     clients = found[group] if group else [c for members in found.values() for c in members]
-    return fit_clients(clients, found.class_names, spec, str(path))
+    return fit_clients(clients, found.class_names or config.class_names, spec, str(path))
 
 
 def fit_clients(
@@ -73,13 +73,18 @@ def _class_numbers(
     known: Mapping[str, int] = {name: number for number, name in enumerate(spec.class_names)}
     used = {int(y) for c in clients if c.y is not None for y in torch.unique(c.y) if y >= 0}
     numbers = torch.full((len(class_names),), -1)
+    if used and max(used) >= len(class_names):
+        raise DataError(
+            f"{where} has the label {max(used)} and data.class_names {len(class_names)} names: "
+            "give one for each class"
+        )
     for old in sorted(used):
         name = class_names[old]
         number = known.get(name, -1) if known else _as_number(name, spec.classes)
         if number < 0:
             names = listed(known) if known else f"numbers from 0 to {spec.classes - 1}"
             raise DataError(
-                f"{where} has points of class '{name}', and the classes that were learned are "
+                f"{where} has points of class '{shorten(name)}', and the classes that were learned are "
                 f"{names}: rename it to one of these, or take its labels away"
             )
         numbers[old] = number

@@ -299,7 +299,7 @@ class ClientTable:
         return column
 
     def error(self, column: str, what: str, remedy: str) -> DataError:
-        return DataError(f"column '{column}' of {self.path} {what}: {remedy}")
+        return DataError(f"column '{shorten(column)}' of {self.path} {what}: {remedy}")
 
 
 def _largest(column: Any) -> int:
