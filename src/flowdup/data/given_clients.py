@@ -84,8 +84,8 @@ def _class_numbers(
         if number < 0:
             names = listed(known) if known else f"numbers from 0 to {spec.classes - 1}"
             raise DataError(
-                f"{where} has points of class '{shorten(name)}', and the classes that were learned are "
-                f"{names}: rename it to one of these, or take its labels away"
+                f"{where} has points of class '{shorten(name)}', and the classes that were learned "
+                f"are {names}: rename it to one of these, or take its labels away"
             )
         numbers[old] = number
     return numbers
