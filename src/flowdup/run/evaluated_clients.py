@@ -58,8 +58,8 @@ class ChosenClients:
         if isinstance(clients, LazyClients):
             if len(clients) > _MOST_LAZY:
                 raise DataError(
-                    f"{len(clients):,} clients that are made on demand are too many to evaluate: "
-                    f"choose another group, or fewer with --set data.{group}_clients=1000"
+                    f"{len(clients):,} clients that are made on demand are too many here: "
+                    f"choose another group, or fewer with data.{group}_clients"
                 )
             clients = clients[:]
         return clients
