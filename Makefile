@@ -32,14 +32,13 @@ SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
 .PHONY: help demo test test-peers test-gpu mutants torture fuzz lint coverage tables docs bench \
-	bench-gpu peers wheels
+	bench-gpu peers wheels wheel-check
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
 
 demo: $(INSTALLED)  ## five methods on digits, three seeds: a table and a figure, 2 minutes
-	$(VENV)/bin/flowdup compare demo --out runs/demo
-	$(VENV)/bin/flowdup embed runs/demo/flowdup/seed-0 --group test --set data.classes_per_client=0
+	$(VENV)/bin/flowdup demo
 
 test: $(INSTALLED)  ## all tests that need no GPU; TESTS=tests/test_client.py for some
 	$(VENV)/bin/pytest $(TESTS)
@@ -74,6 +73,10 @@ coverage: $(INSTALLED)  ## all tests, and which lines they ran
 
 fuzz: $(INSTALLED)  ## 10,000 changed files and settings, written to benchmarks/results/fuzz.json
 	PYTHONPATH=src:tests $(VENV)/bin/python -m fuzz --out benchmarks/results/fuzz.json $(FUZZ_ARGS)
+
+# In a folder of its own, with nothing of the repository in reach.
+wheel-check:  ## the built wheel in a fresh environment: version, commit and demo, 10 minutes
+	PYTHONPATH=tests $(PYTHON) -m wheel $(WHEEL_ARGS)
 
 tables:  ## write the tables of README.md and docs/ from results/ and benchmarks/results/
 	$(PYTHON) docs/tables

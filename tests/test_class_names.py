@@ -244,3 +244,70 @@ def test_a_client_or_a_mean_for_channels_last_is_told_so() -> None:
             load_population(DataConfig("last", mean=(0.5,) * 3, std=(1.0,) * 3), Stream(0))
     finally:
         LOADERS.unregister("last")
+
+
+def numbered(folder: Path, **settings: Any) -> Config:
+    """Clients in files whose labels are numbers, and a run's settings for them."""
+    for number in range(4):
+        whole = client(number, 12)
+        assert whole.y is not None
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / f"c{number}.npz", x=whole.x.numpy(), y=whole.y.numpy())
+    data = {"source": "folder", "path": str(folder), "validation_clients": 1, "test_clients": 1}
+    return config(data=data | settings)
+
+
+def test_numbers_get_names_by_a_setting_that_reach_a_prediction(tmp_path: Path) -> None:
+    work = numbered(tmp_path / "clients", class_names=[*NAMES, "emu"])  # of which no point is
+    list(flowdup.train_run(work, tmp_path / "run"))
+    federation = flowdup.load(tmp_path / "run")
+    assert federation.spec.inputs.class_names == (*NAMES, "emu")
+    assert federation.personalize(client(0, 3).x).class_names == (*NAMES, "emu")
+    assert flowdup.evaluate_run(tmp_path / "run")["class_names"] == [*NAMES, "emu"]
+
+
+def test_a_run_may_get_names_later_and_no_others(tmp_path: Path) -> None:
+    list(flowdup.train_run(numbered(tmp_path / "clients"), tmp_path / "run"))
+    more = replace(config().server, rounds=3)
+    named = replace(numbered(tmp_path / "clients", class_names=[*NAMES]), server=more)
+    list(flowdup.train_run(named, tmp_path / "run", resume=True))
+    assert flowdup.load(tmp_path / "run").spec.inputs.class_names == NAMES
+    other = replace(numbered(tmp_path / "clients", class_names=[*NAMES[::-1]]), server=more)
+    with pytest.raises(CheckpointError, match="another federation"):
+        list(flowdup.train_run(other, tmp_path / "run", resume=True))
+
+
+def test_digits_can_have_names_too() -> None:
+    digits = DataConfig(points=20, train_clients=2, validation_clients=1, test_clients=1)
+    words = tuple(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+    found = load_population(replace(digits, class_names=words), Stream(0))
+    assert found.spec.class_names == words and found.spec.classes == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"class_names": ["a", "b", "a"]}, "has a name twice"),
+        ({"class_names": ["a", ""]}, "or an empty one"),
+        ({"class_names": ["a", "b", "c"]}, "they must lie between 0 and 2"),
+        ({"class_names": ["a", "b", "c"], "classes": 4}, "3 names and there are 4 classes: give"),
+        ({"class_names": "abcd"}, "must be a list"),
+        ({"class_names": [1, 2, 3, 4]}, "must be a str"),
+    ],
+)
+def test_names_that_do_not_fit_the_numbers_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(flowdup.FlowdupError, match=said):
+        load_population(numbered(tmp_path / "clients", **settings).data, Stream(0))
+
+
+def test_names_beside_those_of_the_data_are_refused_unless_they_are_the_same() -> None:
+    found = replace(population(), spec=NAMED)
+    flowdup.register_source("named", lambda config, stream: found)
+    try:
+        assert load_population(DataConfig("named", class_names=NAMES), Stream(0)).spec == NAMED
+        with pytest.raises(ConfigError, match=r"names its classes itself \(ape.*: set data"):
+            load_population(DataConfig("named", class_names=("a", "b", "c", "d")), Stream(0))
+    finally:
+        LOADERS.unregister("named")

@@ -208,7 +208,7 @@ IMAGE = np.zeros((2, 1, 8, 8), np.uint8)
     ("x", "message"),
     [
         (IMAGE[:0], "is empty"),
-        (np.zeros((2, 3, 8, 8), np.uint8), r"\(3, 8, 8\), the federation reads \(1, 8, 8\)"),
+        (np.zeros((2, 3, 8, 8), np.uint8), r"\(3, 8, 8\), of 3 channels, and 1 is what is read"),
         (np.zeros((2, 1, 9, 8), np.uint8), r"\(1, 9, 8\)"),
         (IMAGE[0], r"\(8, 8\)"),
         (IMAGE.astype(np.float32), "float32, the federation reads uint8"),

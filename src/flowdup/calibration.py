@@ -34,6 +34,7 @@ class Calibration(NamedTuple):
 
     correction: Params  # move [], scale [], bias [classes], sparsity [], strength []
     accuracies: Tensor  # of the clients with it, in percent [clients]
+    predicted: Tensor  # how many labeled points are predicted to be of each class [classes]
 
 
 def uncorrected(classes: int, move: float = 1.0) -> Params:
@@ -85,7 +86,9 @@ def _calibrate(
         "sparsity": torch.tensor(settings[best][1]),
         "strength": torch.tensor(settings[best][0]),
     }
-    return Calibration({n: t.float().cpu() for n, t in correction.items()}, accuracies[best].cpu())
+    predicted = torch.bincount(answers[best][known], minlength=x.shape[-1])
+    correction = {n: t.float().cpu() for n, t in correction.items()}
+    return Calibration(correction, accuracies[best].cpu(), predicted.cpu())
 
 
 def fit_scale_and_bias(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

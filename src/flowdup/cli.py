@@ -16,7 +16,9 @@ from rich.text import Text
 from flowdup.campaign.command import reproduce
 from flowdup.commands.compare import compare
 from flowdup.commands.completion import complete_preset, complete_setting
+from flowdup.commands.demo import demo
 from flowdup.commands.doctor import doctor
+from flowdup.commands.evaluate import evaluate
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
 from flowdup.config import load_config
@@ -26,15 +28,14 @@ from flowdup.data.sources import SOURCES, data_folder, named
 from flowdup.data.user_data import read_inputs
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError
-from flowdup.evaluation import METRICS
 from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
 from flowdup.personalize import load, load_model
-from flowdup.progress import Downloads, Preparing, Rounds
+from flowdup.progress import Downloads, Rounds, warning_lines
 from flowdup.provenance import version_text
 from flowdup.registry import import_modules
-from flowdup.run import RunFolder, embed_run, evaluate_run, train_run
+from flowdup.run import RunFolder, embed_run, train_run
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import stored_config
 from flowdup.settings import plain
@@ -42,7 +43,7 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-for command in (init, doctor, compare, reproduce, settings, presets):
+for command in (demo, init, doctor, evaluate, compare, reproduce, settings, presets):
     app.command()(command)
 console = Console(quiet=not is_main_process())
 
@@ -61,7 +62,6 @@ Imports = Annotated[
 ]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
 _INPUT = "Inputs: .npz, .npy, .csv, an image, a folder or a .tar of images."
-Support = Annotated[str, typer.Option(help="Score models made from 1,5,25 points, too.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,7 +100,8 @@ def train(
     with Interruption(verbose=is_main_process()) as stop:
         rounds = train_run(config, out, resume, stop=stop)
         if as_json:
-            shown = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
+            with warning_lines(Console(stderr=True)):
+                shown = _show_all(rounds, lambda metrics: print(json.dumps(metrics), flush=True))
         else:
             with Rounds(config.rounds) as progress:
                 shown = _show_all(rounds, progress.show)
@@ -111,23 +112,6 @@ def train(
         Console(stderr=as_json, quiet=console.quiet).print(told, soft_wrap=True, highlight=False)
     if not as_json:
         console.print(f"run folder {out}, report {folder.report}")
-
-
-@app.command()
-def evaluate(folder: Folder, support: Support = "", as_json: Json = False) -> None:
-    """Personalize the test clients from their unlabeled points and print their metrics."""
-    with Preparing(quiet=as_json):
-        result = evaluate_run(folder, support=_whole_numbers(support))
-    if as_json:
-        print(json.dumps(result))
-        return
-    console.print(
-        f"{result['method']} after round {result['round']}, {len(result['clients'])} test clients; "
-        "their models are made from all of their points and scored on them (transductive), or made "
-        "from one half and scored on the other (held-out)"
-    )
-    fewer = {f"from {row['points']}": row["metrics"] for row in result.get("support", [])}
-    console.print(_metrics_table(result["metrics"] | fewer))
 
 
 @app.command()
@@ -278,27 +262,6 @@ def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
         print(json.dumps(result))
     else:
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
-
-
-def _whole_numbers(text: str) -> list[int]:
-    if not all(part.strip().isdecimal() for part in text.split(",") if text):
-        raise ConfigError(f"whole numbers with commas between are needed, not '{text}'")
-    return [int(part) for part in text.split(",") if text]
-
-
-def _metrics_table(metrics: dict[str, dict[str, dict[str, float | None]]]) -> Table:
-    table = Table("", "metric", title="unlabeled test clients")
-    for column in ("mean", "deviation", "worst decile", "worst"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for reading, rows in metrics.items():
-        table.add_section()
-        for i, (name, found) in enumerate(rows.items()):
-            unit = METRICS[name].unit
-            digits = 1 if unit == "%" else 3
-            values = ("-" if v is None else f"{v:.{digits}f}" for v in found.values())
-            first = "" if i else reading.replace("_", "-")
-            table.add_row(first, name.replace("_", " ") + (f" ({unit})" if unit else ""), *values)
-    return table
 
 
 def main() -> None:

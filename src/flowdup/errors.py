@@ -37,6 +37,10 @@ class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
 
 
+class TrainingWarning(UserWarning):
+    """Training goes on, but suffers from something that `flowdup doctor` would name."""
+
+
 def shorten(value: object, most: int = 60) -> str:
     """A value cut to fit a sentence, however long or deep; a text or an error without quotes."""
     try:

@@ -5,15 +5,18 @@ Two readings of "unlabeled test clients", which papers do not always tell apart:
 transductive: personalize on all of a client's points and score these points.
 held_out:     personalize on one random half of them and score the other half.
 
-`evaluate_by_support` is held_out with models made from fewer points of the first half.
+`evaluate_by_support` is held_out with models made from fewer points of the first half, and
+`evaluate_fixed` scores one given model at every client.
 
 Labels are compared with logits here and go nowhere else.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +32,9 @@ from flowdup.random import Stream
 from flowdup.registry import Registry
 
 READINGS = ("transductive", "held_out")
+FIXED = "fixed_model"  # the reading of a model that is the same for every client
+PERCENTILES = (10, 25, 50, 75, 90)
+MOST_CLASSES = 200  # of a confusion matrix
 _BINS = 15
 
 Values = dict[str, float]  # by metric, of one client; without those that it has no value of
@@ -109,6 +115,9 @@ def register_metric(
     METRICS.register(name, Metric(function, higher_is_better, unit))
 
 
+Pairs = Counter[tuple[int, int]]  # points by label and prediction
+
+
 @dataclass(frozen=True)
 class ClientScore:
     """One client's metrics by reading; none where it has no labeled point to compare with."""
@@ -117,6 +126,7 @@ class ClientScore:
     traits: dict[str, Trait]
     points: int
     metrics: dict[str, Values]
+    pairs: dict[str, Pairs]  # by reading, what confusion matrices are made of
 
 
 @dataclass(frozen=True)
@@ -144,22 +154,68 @@ def evaluate(
     engine: Engine, params: Params, clients: Sequence[ClientData], stream: Stream
 ) -> list[ClientScore]:
     """Every metric of every client, in both readings; the stream halves the clients' points."""
+    _check_labels(clients)
+    answers = {
+        "transductive": _transductive(engine, params, clients),
+        "held_out": _held_out(engine, params, clients, _halves(clients, stream)),
+    }
+    return _scores(clients, answers)
+
+
+def evaluate_fixed(
+    logits: Callable[[Tensor], Tensor], clients: Sequence[ClientData]
+) -> list[ClientScore]:
+    """Every metric of every client by one model, a function from inputs to logits on the CPU."""
+    _check_labels(clients)
+    return _scores(clients, {FIXED: [_Answers.of(logits(c.x), c.y) for c in clients]})
+
+
+def _check_labels(clients: Sequence[ClientData]) -> None:
     if not any(client.labeled for client in clients):
         raise DataError("no client to evaluate has labels to compare with: label some test clients")
-    metrics = dict(METRICS)
-    transductive = _transductive(engine, params, clients, metrics)
-    held_out = _held_out(engine, params, clients, metrics, _halves(clients, stream))
-    return [
-        ClientScore(c.name, c.traits, len(c), dict(zip(READINGS, both, strict=True)))
-        for c, *both in zip(clients, transductive, held_out, strict=True)
-    ]
 
 
 def metrics_table(scores: Sequence[ClientScore]) -> dict[str, dict[str, Summary]]:
     """`Summary` by reading and by metric."""
+    return {r: _summaries([score.metrics[r] for score in scores]) for r in _readings(scores)}
+
+
+def percentiles_table(scores: Sequence[ClientScore]) -> dict[str, dict[str, Values]]:
+    """Percentiles over clients, p10 to p90, by reading and by metric; empty where none has it.
+
+    p10 is the value that a tenth of the clients have less than, whether more is better or not;
+    between two clients it is interpolated.
+    """
     return {
-        reading: _summaries([score.metrics[reading] for score in scores]) for reading in READINGS
+        r: {
+            name: _percentiles([s.metrics[r][name] for s in scores if name in s.metrics[r]])
+            for name in METRICS
+        }
+        for r in _readings(scores)
     }
+
+
+def _percentiles(values: Sequence[float]) -> Values:
+    with np.errstate(invalid="ignore"):  # between infinite values: NaN
+        found = np.percentile(values, PERCENTILES).tolist() if values else []
+    return {f"p{share}": value for share, value in zip(PERCENTILES, found, strict=False)}
+
+
+def confusion_matrices(
+    scores: Sequence[ClientScore], classes: int
+) -> dict[str, list[list[int]]] | None:
+    """By reading: in row i and column j, how many points of class i are taken for class j, at all
+    clients together.  None of more than `MOST_CLASSES` classes.
+    """
+    if classes > MOST_CLASSES:
+        return None
+    found = {r: sum((score.pairs[r] for score in scores), Pairs()) for r in _readings(scores)}
+    places = range(classes)
+    return {r: [[total[i, j] for j in places] for i in places] for r, total in found.items()}
+
+
+def _readings(scores: Sequence[ClientScore]) -> list[str]:
+    return list(scores[0].metrics) if scores else []
 
 
 def _summaries(found: Sequence[Values]) -> dict[str, Summary]:
@@ -206,15 +262,22 @@ def evaluate_by_support(
     rows = []
     for size in sizes:
         fewer = {i: (support[:size], query) for i, (support, query) in enough.items()}
-        found = _held_out(engine, params, clients, dict(METRICS), fewer)
-        rows.append(SupportScore(size, len(enough), _summaries(found)))
+        found = _held_out(engine, params, clients, fewer)
+        values = [answers.values(METRICS) if answers else {} for answers in found]
+        rows.append(SupportScore(size, len(enough), _summaries(values)))
     return rows
 
 
 def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[ClientData]) -> Summary:
     """Accuracy alone, in percent: what training looks at while it goes on."""
-    found = _transductive(engine, params, clients, {"accuracy": METRICS["accuracy"]})
-    return summarize([values["accuracy"] for values in found if values])
+    return accuracy_summary(transductive_logits(engine, params, clients), clients)
+
+
+def accuracy_summary(logits: Sequence[Tensor], clients: Sequence[ClientData]) -> Summary:
+    """Accuracy over clients, in percent, by the logits of their points."""
+    table = {"accuracy": METRICS["accuracy"]}
+    answers = (_Answers.of(own, c.y) for own, c in zip(logits, clients, strict=True))
+    return summarize([own.values(table)["accuracy"] for own in answers if own])
 
 
 def transductive_logits(
@@ -224,11 +287,44 @@ def transductive_logits(
     return engine.logits(params, [SupportQuery(c.x, c.x) for c in clients])
 
 
+class _Answers(NamedTuple):
+    """What a model says of a client's labeled points."""
+
+    logits: Tensor  # [n, C] float64
+    y: Tensor  # [n]
+
+    @classmethod
+    def of(cls, logits: Tensor, y: Tensor | None) -> "_Answers | None":
+        """None where no point has a label."""
+        if y is None or not bool((known := y >= 0).any()):
+            return None
+        return cls(logits[known].double(), y[known])
+
+    def values(self, metrics: Mapping[str, Metric]) -> Values:
+        found = {name: float(metric.function(*self)) for name, metric in metrics.items()}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+    def pairs(self) -> Pairs:
+        return Counter(zip(self.y.tolist(), self.logits.argmax(1).tolist(), strict=True))
+
+
+def _scores(
+    clients: Sequence[ClientData], answers: Mapping[str, Sequence[_Answers | None]]
+) -> list[ClientScore]:
+    scores = []
+    for i, c in enumerate(clients):
+        own = {reading: found[i] for reading, found in answers.items()}
+        values = {r: a.values(METRICS) if a else {} for r, a in own.items()}
+        pairs = {r: a.pairs() if a else Pairs() for r, a in own.items()}
+        scores.append(ClientScore(c.name, c.traits, len(c), values, pairs))
+    return scores
+
+
 def _transductive(
-    engine: Engine, params: Params, clients: Sequence[ClientData], metrics: Mapping[str, Metric]
-) -> list[Values]:
+    engine: Engine, params: Params, clients: Sequence[ClientData]
+) -> list[_Answers | None]:
     logits = transductive_logits(engine, params, clients)
-    return [_values(own, c.y, metrics) for own, c in zip(logits, clients, strict=True)]
+    return [_Answers.of(own, c.y) for own, c in zip(logits, clients, strict=True)]
 
 
 Halves = dict[int, tuple[Tensor, Tensor]]  # by client: the points to generate from, and to score
@@ -246,23 +342,11 @@ def _halves(clients: Sequence[ClientData], stream: Stream) -> Halves:
 
 
 def _held_out(
-    engine: Engine,
-    params: Params,
-    clients: Sequence[ClientData],
-    metrics: Mapping[str, Metric],
-    halves: Halves,
-) -> list[Values]:
-    found: list[Values] = [{} for _ in clients]
+    engine: Engine, params: Params, clients: Sequence[ClientData], halves: Halves
+) -> list[_Answers | None]:
+    found: list[_Answers | None] = [None for _ in clients]
     pairs = [SupportQuery(clients[i].x[a], clients[i].x[b]) for i, (a, b) in halves.items()]
     for (i, (_, query)), own in zip(halves.items(), engine.logits(params, pairs), strict=True):
         y = clients[i].y
-        found[i] = _values(own, None if y is None else y[query], metrics)
+        found[i] = _Answers.of(own, None if y is None else y[query])
     return found
-
-
-def _values(logits: Tensor, y: Tensor | None, metrics: Mapping[str, Metric]) -> Values:
-    if y is None or not bool((known := y >= 0).any()):
-        return {}
-    logits, y = logits[known].double(), y[known]
-    values = {name: float(metric.function(logits, y)) for name, metric in metrics.items()}
-    return {name: value for name, value in values.items() if not math.isnan(value)}

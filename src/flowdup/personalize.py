@@ -89,6 +89,10 @@ class PersonalModel(nn.Module):
         names = [self.class_names[c] for c in classes]
         return {"classes": classes, "names": names, "probabilities": probabilities}
 
+    def logits(self, x: Inputs) -> Tensor:
+        """Of each input [n, classes], on the CPU; DataError if the inputs do not fit."""
+        return torch.cat([logits.cpu() for logits in self._logits(x)])
+
     @torch.no_grad()
     def _logits(self, x: Inputs) -> Iterator[Tensor]:
         for chunk in torch.split(_checked(self.inputs, x), _CHUNK):

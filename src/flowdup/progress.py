@@ -1,7 +1,9 @@
 """Progress on a terminal, from what runs and downloads tell."""
 
 import logging
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +25,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from flowdup.engines.distributed import is_main_process
+from flowdup.errors import TrainingWarning
 from flowdup.run.workers import Job
 
 
@@ -50,8 +53,8 @@ class _Bars:
 class Preparing:
     """A line on a terminal's stderr that says what the package's log does, until it is stopped."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        console = Console(stderr=True)
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
         self.quiet = quiet or not console.is_terminal or not is_main_process()
         self.reader = _SpinnerReader(console)
         self.log = logging.getLogger("flowdup")
@@ -90,6 +93,23 @@ class _SpinnerReader(logging.Handler):
         self.live.refresh()  # at once: the next message may come before the next frame
 
 
+@contextmanager
+def warning_lines(console: Console) -> Iterator[None]:
+    """In here, a `TrainingWarning` is one line on the console, above a bar that it may show."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TrainingWarning):
+                told = Text.assemble(("warning:", "bold yellow"), f" {message}")
+                console.print(told, soft_wrap=True)
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 class Rounds(_Bars):
     """One run: rounds, loss, accuracy on validation clients, rounds per second, time left.
 
@@ -107,14 +127,17 @@ class Rounds(_Bars):
         )
         self.task = self.progress.add_task("", total=rounds, loss="-", accuracy="-", speed="-")
         self.start: tuple[int, float] | None = None
-        self.preparing = Preparing()
+        self.preparing = Preparing(console=self.console)
+        self.warnings = warning_lines(self.console)
 
     def __enter__(self) -> Self:
+        self.warnings.__enter__()
         self.preparing.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.preparing.stop()
+        self.warnings.__exit__(None, None, None)
         if self.start is not None:
             super().__exit__(*error)
 

@@ -342,7 +342,7 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     assert "not a run folder" in refused_here("evaluate", tmp_path)
     assert "did you mean 'digits'" in refused_here("train", "digitz", "--out", out)
     assert "no trait 'color'" in refused_here("embed", run, "--by", "color")
-    assert "a group is" in refused_here("embed", run, "--group", "all")
+    assert "no group 'all'" in refused_here("embed", run, "--group", "all")
     assert "give a preset" in refused_here("train", "--out", out)
     assert "reads images [channels, height, width]" in refused_here(
         "train", "digits", "--set=model=cnn", "--set=data.source=folder", "--out", out,

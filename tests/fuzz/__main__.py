@@ -22,7 +22,8 @@ import torch
 
 from flowdup.files import write_atomic
 from flowdup.provenance import provenance
-from fuzz.cases import KINDS, PLANTED, Bench
+from fuzz.bench import Bench
+from fuzz.cases import KINDS, PLANTED
 from fuzz.corpus import make_corpus
 from fuzz.workers import MEMORY, Worker, run_case
 

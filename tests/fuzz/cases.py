@@ -7,7 +7,6 @@ FlowdupError where flowdup refuses.  Anything else that it raises is a failure o
 import io
 import json
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from flowdup.run import RunFolder, Simulation, write_report
 from flowdup.run.comparison import read_comparison
 from flowdup.settings import plain, setting_paths
 from fuzz import corpus
+from fuzz.bench import Bench
 from fuzz.mutations import (
     change_bytes,
     change_text,
@@ -43,31 +43,9 @@ from fuzz.mutations import (
     to_toml,
     toml_value,
 )
+from fuzz.own_clients import csv_files, image_folders, image_tables, tar_shards
 
 SENT = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-
-
-class Bench:
-    """A scratch folder with copies of the corpus, put right again by each case."""
-
-    def __init__(self, source: Path, scratch: Path) -> None:
-        self.source, self.scratch = source, scratch
-        self.number = 0
-
-    def copy(self, name: str) -> Path:
-        target = self.fresh(name)
-        origin = self.source / name
-        if origin.is_dir():
-            shutil.copytree(origin, target)
-        else:
-            shutil.copyfile(origin, target)
-        return target
-
-    def fresh(self, name: str) -> Path:
-        """A place where nothing is yet; what the case before left is removed."""
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        self.scratch.mkdir(parents=True)
-        return self.scratch / name
 
 
 def finite(tensors: dict[str, torch.Tensor]) -> None:
@@ -389,7 +367,7 @@ def interface(random: Random, bench: Bench) -> None:
 
 
 Case = Callable[[Random, Bench], None]
-KINDS: dict[str, tuple[Case, int]] = {  # with how many of 10,000 cases
+KINDS: dict[str, tuple[Case, int]] = {  # with how many of about 10,000 cases
     "checkpoint header": (header, 1500),
     "checkpoint header and tensors": (consistent, 500),
     "checkpoint tensors": (tensors, 900),
@@ -403,6 +381,10 @@ KINDS: dict[str, tuple[Case, int]] = {  # with how many of 10,000 cases
     "report (metrics, evaluation, figure, config)": (report, 500),
     "resumed run (clients, config, metrics)": (resume, 200),
     "python interface": (interface, 300),
+    "folders of images": (image_folders, 300),
+    "csv": (csv_files, 300),
+    "tar shards": (tar_shards, 300),
+    "tables of images": (image_tables, 300),
 }
 
 

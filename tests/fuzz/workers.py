@@ -17,7 +17,8 @@ import torch
 
 from flowdup import evaluate_run
 from flowdup.errors import FlowdupError
-from fuzz.cases import KINDS, PLANTED, Bench
+from fuzz.bench import Bench
+from fuzz.cases import KINDS, PLANTED
 
 MEMORY = 3 * 2**30  # bytes of data that a worker may have, which flowdup reads as its machine's
 LONGEST = 2000  # letters of a sentence

@@ -118,6 +118,7 @@ class Choice:
         ]
         if not found.class_names:
             lines.append(f"classes = {len(found.class_points)}")
+            lines.append('# class_names = ["...", "..."]    # of class 0, 1, ..., for predictions')
         if "all" in found.groups:
             lines += [
                 f"validation_clients = {self.validation_clients:<11}# choose the best round",

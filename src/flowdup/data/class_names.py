@@ -14,6 +14,7 @@ CLASSES_ONLY = "flowdup is for classification only"
 RANGES = "store classes, whole numbers from 0 on or names; a measured target could be cut in ranges"
 
 _LONGEST = 1000  # letters of a name
+_MOST_DIGITS = 20  # of a name that is sorted as a number; Python reads no number of thousands
 _MISSING = ("", "nan")  # how files write that a point has no label
 
 
@@ -32,7 +33,7 @@ def check_class_names(names: Any, classes: int) -> tuple[str, ...]:
 
 def sort_names(names: Collection[str]) -> tuple[str, ...]:
     """In the order of the alphabet, or of the numbers if all are whole numbers."""
-    numbers = all(name.isascii() and name.isdecimal() for name in names)
+    numbers = all(n.isascii() and n.isdecimal() and len(n) < _MOST_DIGITS for n in names)
     return tuple(sorted(names, key=lambda n: (int(n) if numbers else 0, n)))
 
 

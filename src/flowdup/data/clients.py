@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from flowdup.data.class_names import CLASSES_ONLY, check_class_names
-from flowdup.data.tensors import as_tensor, channels_last_sentence, type_name
+from flowdup.data.tensors import as_tensor, listed, shape_sentence, type_name
 from flowdup.data.traits import Trait, check_traits
-from flowdup.errors import DataError, shorten
+from flowdup.errors import ConfigError, DataError, shorten
 
 _MOST_NUMBERS = 2**26  # of one input
 _NO_TRAITS: dict[str, Trait] = {}  # never written to
@@ -175,12 +175,7 @@ class InputSpec:
         if len(x) == 0:
             raise DataError(f"{who} is empty: give it at least one point or leave it out")
         if tuple(x.shape[1:]) != self.shape:
-            if x.ndim == 4 and (x.shape[3], *x.shape[1:3]) == self.shape:
-                raise DataError(f"{who}'s {channels_last_sentence(x.shape[1:])}")
-            raise DataError(
-                f"{who} has inputs of shape {tuple(x.shape[1:])}, the federation "
-                f"reads {self.shape}: convert them (channels come first)"
-            )
+            raise DataError(shape_sentence(who, x.shape[1:], self.shape))
         if self.dtype == "uint8" and x.dtype != torch.uint8:
             raise DataError(
                 f"{who} has inputs of type {type_name(x)}, the federation reads uint8 "
@@ -224,6 +219,21 @@ class InputSpec:
     def reader(self) -> "Reader":
         """The module that makes floats of inputs as they are stored."""
         return Reader(self)
+
+
+def check_names(spec: InputSpec, given: tuple[str, ...], source: str) -> tuple[str, ...]:
+    """The names of the classes: those that the data have, or that a setting gives to numbers."""
+    if given and spec.class_names not in ((), given):
+        raise ConfigError(
+            f"data.source = '{source}' names its classes itself ({listed(spec.class_names)}): set "
+            "data.class_names = []"
+        )
+    if given and len(given) != spec.classes:
+        raise ConfigError(
+            f"data.class_names has {len(given)} names and there are {spec.classes} classes: give "
+            "one for each"
+        )
+    return spec.class_names or given
 
 
 class Reader(nn.Module):

@@ -48,6 +48,21 @@ def read_csv_clients(
     return found
 
 
+def read_csv_client(
+    file: Path,
+    client_column: str,
+    label_column: str | None,
+    input_columns: Sequence[str],
+    shape: tuple[int, ...] | None,
+) -> Unnamed:
+    """The one client that a file is, with labels if it has the column of labels."""
+    table = ClientTable(_read(file, client_column, label_column), file, ImageReader())
+    names = table.input_names(input_columns, (client_column, label_column))
+    label = label_column if label_column in table.table.column_names else None
+    guessed = names is not input_columns
+    return next(iter(table.clients(client_column, label, names, shape, guessed)))
+
+
 def _read(file: Path, client_column: str, label_column: str | None) -> Any:
     table = read_arrow(file, [label_column] if label_column else [])
     if client_column in table.column_names:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flowdup.data.class_names import CLASSES_ONLY, RANGES
 from flowdup.data.client_groups import Clients
-from flowdup.data.clients import ClientData, InputSpec, Population
+from flowdup.data.clients import ClientData, InputSpec, Population, check_names
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import ImageSet
 from flowdup.data.labels import LabeledTraits, hide_labels
@@ -74,6 +74,7 @@ class DataConfig:
     # your own clients
     path: str = ""  # of the folder or the table, where source is one of these
     classes: int = 0  # how many there are; 0: the largest label + 1
+    class_names: tuple[str, ...] = ()  # of class 0, 1, ..., where labels are numbers
     shape: tuple[int, ...] = ()  # table or CSV: of one input, if its columns are flat
     client_column: str = "client"  # table or CSV: names the client of each row
     label_column: str = "label"  # table or CSV: the class of each row; empty: there are no labels
@@ -99,6 +100,11 @@ class DataConfig:
                 "data.std must have numbers above 0 and data.mean finite ones, not "
                 f"{list(self.std)} and {list(self.mean)}"
             )
+        if len({*filter(None, self.class_names)}) < len(self.class_names):
+            raise ConfigError(
+                f"data.class_names has a name twice or an empty one, {list(self.class_names)}: "
+                "give every class a name of its own"
+            )
         if len(self.mean) != len(self.std):
             raise ConfigError(
                 "data.mean and data.std must have equally many numbers, not "
@@ -120,6 +126,8 @@ def load_population(config: DataConfig, stream: Stream) -> Population:
         if config.normalize and not config.mean:
             spec = with_statistics(population.spec, population.train)
             population = replace(population, spec=spec)
+    names = check_names(population.spec, config.class_names, config.source)
+    population = replace(population, spec=replace(population.spec, class_names=names))
     fraction, traits = config.labeled_fraction, config.labeled_traits
     train = hide_labels(population.train, fraction, traits, stream.child("labels"))
     return replace(population, train=train)
@@ -255,7 +263,8 @@ def _population(
         )
     dtype = "uint8" if first.dtype == torch.uint8 else "float32"
     names = found.class_names if isinstance(found, Clients) else ()
-    classes = _check_count(names, config) or config.classes or _count_classes(train)
+    classes = _check_count(names, config) or config.classes or len(config.class_names)
+    classes = classes or _count_classes(train)
     if len(config.mean) not in (0, 1, first.shape[1]):
         if looks_channels_last(first.shape[1:], square=False):
             raise DataError(channels_last_sentence(first.shape[1:]))

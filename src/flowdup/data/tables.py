@@ -305,7 +305,7 @@ class ClientTable:
 
     def error(self, column: str, what: str, remedy: str) -> DataError:
         """The error that something is wrong with a column."""
-        return DataError(f"column '{column}' of {self.path} {what}: {remedy}")
+        return DataError(f"column '{shorten(column)}' of {self.path} {what}: {remedy}")
 
 
 def _largest(column: Any) -> int:

@@ -82,3 +82,26 @@ def channels_last_sentence(shape: Sequence[int]) -> str:
         f"images of shape {tuple(shape)} look like [height, width, channels], and channels first "
         "is what is read: move the last axis of x to the front, x.transpose(0, 3, 1, 2) in NumPy"
     )
+
+
+def shape_sentence(who: str, shape: Sequence[int], expected: Sequence[int]) -> str:
+    """What is wrong with a client's inputs of another shape than is read, and what to do."""
+    given, wanted = tuple(shape), tuple(expected)
+    if len(wanted) == 3 and len(given) == 3 and given[:2] == wanted[1:] != given[1:]:
+        return f"{who}'s {channels_last_sentence(given)}"
+    if len(wanted) == 3 and given[-2:] == wanted[1:]:
+        if len(given) == 2:
+            return (
+                f"{who} has images of shape {given} without channels, and {wanted} is what is "
+                "read: add the axis of channels, x[:, None] in NumPy"
+            )
+        if len(given) == 3:
+            channels = f"{given[0]} channel{'s' if given[0] != 1 else ''}"
+            return (
+                f"{who} has images of shape {given}, of {channels}, and {wanted[0]} is "
+                "what is read: convert them, for instance by Pillow's Image.convert"
+            )
+    return (
+        f"{who} has inputs of shape {given}, the federation reads {wanted}: convert them (channels "
+        "come first)"
+    )

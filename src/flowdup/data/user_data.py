@@ -6,6 +6,7 @@ range of labels) is for `InputSpec.check` to say.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from flowdup.data.class_names import CLASSES_ONLY, RANGES
 from flowdup.data.client_groups import Clients, Unnamed, find_groups, name_classes
 from flowdup.data.clients import ClientData
-from flowdup.data.csv_clients import read_csv_clients
+from flowdup.data.csv_clients import read_csv_client, read_csv_clients
 from flowdup.data.image_files import (
     ImageReader,
     find_image_clients,
@@ -112,20 +113,23 @@ def read_table(
 
 def read_inputs(path: Path, shape: tuple[int, ...] = ()) -> Tensor:
     """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a CSV of
-    nothing but inputs, an image, a folder of images or a tar file of images.
+    inputs (columns `client` and `label` are left out), an image, a folder or a tar file of images.
 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
     """
     if path.is_dir():
-        return _with_channels(read_image_client(path, ImageReader()).client.x, shape)
+        return with_channels(read_image_client(path, ImageReader()).client.x, shape)
     if path.is_file() and is_image(path):
-        return _with_channels(ImageReader().read([(str(path), path)], 1), shape)
+        return with_channels(ImageReader().read([(str(path), path)], 1), shape)
     if path.is_file() and is_tar(path):
-        return _with_channels(read_tar_client("", [path], ImageReader()).client.x, shape)
+        return with_channels(read_tar_client("", [path], ImageReader()).client.x, shape)
     if path.is_file() and is_csv(path):
         table = ClientTable(read_arrow(path, ()), path, ImageReader())
-        return table.inputs(table.table.column_names, None)
+        columns: Sequence[str] = table.table.column_names
+        if shape and len(columns) > prod(shape):  # a client's file, with labels or traits
+            columns = table.input_names(("x",), ("client", "label"))
+        return table.inputs(columns, shape if len(columns) == prod(shape) else None)
     names, arrays = read_arrays(path, ("x",))
     if "x" not in arrays and len(names) != 1:
         raise DataError(f"{path} has {listed(names)} but no array x: store the inputs as x")
@@ -136,7 +140,29 @@ def read_inputs(path: Path, shape: tuple[int, ...] = ()) -> Tensor:
     return as_inputs(x, str(path))
 
 
-def _with_channels(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def read_client_file(
+    path: Path,
+    client_column: str,
+    label_column: str | None,
+    input_columns: Sequence[str],
+    shape: tuple[int, ...] | None = None,
+) -> Unnamed | None:
+    """One client from its own file, as in a folder of them: an .npz, a tar file, or a CSV without a
+    column of clients.  None if the file is a table of clients.
+    """
+    if path.suffix == ".npz":
+        return _read_npz(path)
+    if is_tar(path):
+        return read_tar_client(path.name.partition(".")[0], [path], ImageReader())
+    if not is_csv(path) or client_column in read_arrow(path, ()).column_names:
+        return None
+    return read_csv_client(path, client_column, label_column, input_columns, shape)
+
+
+def with_channels(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Gray images with three equal channels, if that is what is read."""
+    if x.ndim != 4:
+        return x
     return x.repeat(1, 3, 1, 1) if x.shape[1] == 1 and shape[:1] == (3,) else x
 
 

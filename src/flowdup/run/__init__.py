@@ -1,7 +1,7 @@
 """Runs: a configuration made ready, trained into a folder, evaluated, drawn and compared."""
 
 from flowdup.run.folder import ComparisonFolder, RunFolder
-from flowdup.run.results import embed_run, evaluate_run, write_report
+from flowdup.run.results import embed_run, evaluate_model, evaluate_run, write_report
 from flowdup.run.simulation import Simulation
 from flowdup.run.training import train_run
 
@@ -10,6 +10,7 @@ __all__ = [
     "RunFolder",
     "Simulation",
     "embed_run",
+    "evaluate_model",
     "evaluate_run",
     "train_run",
     "write_report",

@@ -18,7 +18,8 @@ from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.run.folder import RunFolder, read_stored
 from flowdup.settings import plain
 
-_MAY_DIFFER = ("engine.", "run.", "data.path")  # of data, checkpoints have digests
+# of data, checkpoints have digests; they have names, too, which may be given later
+_MAY_DIFFER = ("engine.", "run.", "data.path", "data.class_names")
 
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:

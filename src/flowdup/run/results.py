@@ -9,14 +9,26 @@ from typing import Any
 
 import torch
 
-from flowdup.data import ClientData, Population, load_population
+from flowdup.checkpoint import load_checkpoint
+from flowdup.config import override, read_config
+from flowdup.data import InputSpec, Population, load_population
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, DataError
-from flowdup.evaluation import Summary, evaluate, evaluate_by_support, metrics_table
-from flowdup.personalize import load
+from flowdup.evaluation import (
+    ClientScore,
+    Summary,
+    confusion_matrices,
+    evaluate,
+    evaluate_by_support,
+    evaluate_fixed,
+    metrics_table,
+    percentiles_table,
+)
+from flowdup.personalize import load, load_model
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, page
+from flowdup.run.evaluated_clients import ChosenClients
 from flowdup.run.folder import RunFolder
 from flowdup.run.origin import check_clients, listing_of, stored_config
 from flowdup.run.simulation import Simulation
@@ -26,48 +38,116 @@ _MOST_IN_A_FIGURE = 10_000  # clients
 
 
 def evaluate_run(
-    out: str | Path, population: Population | None = None, support: Sequence[int] = ()
+    out: str | Path,
+    population: Population | None = None,
+    support: Sequence[int] = (),
+    *,
+    group: str = "",
+    source: str | Path | None = None,
+    settings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Personalize every test client from its unlabeled points and score it; writes the result.
 
-    `metrics` is a table by reading and by metric (`evaluation.Summary`); every client has its own
-    values under the same names.  `support`, where it is given, has the metrics of models made from
-    so many points each (`evaluation.SupportScore`).
+    Other clients are scored with `group` (train, validation or test), `source` (a folder, table or
+    file of clients, of which `group` may choose) or `settings` (texts `data.KEY=VALUE`); of these
+    nothing is written.
+
+    `metrics` is a table by reading and by metric (`evaluation.Summary`), `percentiles` has those
+    over clients, `confusion` by reading the points of class i that are taken for class j, and every
+    client has its own values.  `support`, where it is given, has the metrics of models made from so
+    many points each (`evaluation.SupportScore`).
     """
     folder = RunFolder(Path(out))
+    chosen = ChosenClients(group, None if source is None else Path(source), settings)
     config = stored_config(folder)
-    if population is None:
-        _LOG.info("loading the clients of '%s'", config.data.source)
-        population = load_population(config.data, Stream(config.seed).child("data"))
-        if folder.started:
-            check_clients(folder, listing_of(population))
-    simulation, state = Simulation.resume(config, folder.kept, population)
+    if chosen.are_own:
+        if population is None:
+            _LOG.info("loading the clients of '%s'", config.data.source)
+            population = load_population(config.data, Stream(config.seed).child("data"))
+            if folder.started:
+                check_clients(folder, listing_of(population))
+        simulation, state = Simulation.resume(config, folder.kept, population)
+        clients = chosen.among(simulation.population)
+    elif population is not None:
+        raise ConfigError("a population has all clients: give no source or settings beside it")
+    else:
+        _LOG.info("loading the clients to evaluate")
+        spec = load_checkpoint(folder.kept)[0].inputs
+        clients = chosen.load(stored_config(folder, settings), spec)
+        others = Population(spec, clients, [], clients)  # none of them is trained on
+        simulation, state = Simulation.resume(config, folder.kept, others)
     stream = simulation.stream.child("held-out")
-    clients = simulation.population.test
-    _LOG.info("evaluating %d test clients", len(clients))
+    _LOG.info("evaluating %d clients", len(clients))
     with simulation.cores():
         scores = evaluate(simulation.engine, state.deployed, clients, stream)
     result = {
         "method": simulation.config.method.name,
         "k": simulation.method.k,
         "round": state.round,
-        "class_names": list(simulation.population.spec.class_names),
-        "metrics": {reading: _plain(table) for reading, table in metrics_table(scores).items()},
+        **chosen.described(),
+        **_tables(scores, simulation.population.spec),
         "cost": asdict(simulation.cost(state)),
-        "clients": [
-            asdict(score) | {"metrics": {r: _finite(own) for r, own in score.metrics.items()}}
-            for score in scores
-        ],
         **provenance(simulation.device),
     }
     if support:
         with simulation.cores():
             rows = evaluate_by_support(simulation.engine, state.deployed, clients, stream, support)
         result["support"] = [asdict(row) | {"metrics": _plain(row.metrics)} for row in rows]
-    if is_main_process():
+    if is_main_process() and chosen.are_default:
         folder.write_evaluation(result)
         write_report(folder.path)
     return result
+
+
+def evaluate_model(
+    path: str | Path,
+    source: str | Path | None = None,
+    *,
+    group: str = "",
+    settings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Score a saved personal model, as it is, at every client of a folder, table or file.
+
+    The result is like that of `evaluate_run`, with one reading, `fixed_model`.  Without `source`,
+    `settings` name one by `data.source=NAME`; nothing is written.
+    """
+    chosen = ChosenClients(group, None if source is None else Path(source), settings)
+    if source is None and not any(text.startswith("data.source=") for text in settings):
+        raise ConfigError(
+            f"{path} is a model and has no clients: give some with --input, or with --set "
+            "data.source=NAME"
+        )
+    model = load_model(path)
+    clients = chosen.load(read_config(override({}, *settings)), model.inputs)
+    scores = evaluate_fixed(model.logits, clients)
+    return {
+        "model": model.name,
+        **chosen.described(),
+        **_tables(scores, model.inputs),
+        **provenance(torch.device("cpu")),
+    }
+
+
+def _tables(scores: Sequence[ClientScore], spec: InputSpec) -> dict[str, Any]:
+    percentiles = {
+        reading: {name: _finite(own) for name, own in table.items()}
+        for reading, table in percentiles_table(scores).items()
+    }
+    return {
+        "class_names": list(spec.class_names),
+        "metrics": {reading: _plain(table) for reading, table in metrics_table(scores).items()},
+        "percentiles": percentiles,
+        "confusion": confusion_matrices(scores, spec.classes),
+        "clients": [
+            {
+                "name": score.name,
+                "traits": score.traits,
+                "points": score.points,
+                "metrics": {reading: _finite(own) for reading, own in score.metrics.items()},
+            }
+            for score in scores
+        ],
+    }
 
 
 def _plain(table: Mapping[str, Summary]) -> dict[str, dict[str, float | None]]:
@@ -91,16 +171,11 @@ def embed_run(
     The clients are the run's own or, with settings `data.KEY=VALUE`, others.
     """
     run = RunFolder(Path(folder))
-    if any(not text.startswith("data.") for text in settings):
-        raise ConfigError("only data settings can change here: the federation is trained already")
+    chosen = ChosenClients(group, settings=settings)
     federation = load(run.path)
     config = stored_config(run, settings)
     population = load_population(config.data, Stream(config.seed).child("data"))
-    if group not in ("train", "validation", "test"):
-        raise ConfigError(f"a group is train, validation or test, not '{group}'")
-    clients: Sequence[ClientData] = getattr(population, group)
-    if not clients:
-        raise DataError(f"there are no {group} clients: choose another group")
+    clients = chosen.among(population)
     if len(clients) > _MOST_IN_A_FIGURE:
         raise DataError(
             f"{len(clients):,} clients are too many for a figure: choose another group, or fewer "

@@ -4,11 +4,13 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.host_scalars import HostScalars
@@ -16,11 +18,11 @@ from flowdup.calibration import MOVES, calibrate, uncorrected
 from flowdup.checkpoint import check_state, load_checkpoint
 from flowdup.config import Config
 from flowdup.cost import Cost, measure
-from flowdup.data import LazyClients, Population, load_population
+from flowdup.data import ClientData, LazyClients, Population, load_population
 from flowdup.devices import one_core
 from flowdup.engines import Engine, build_engine
 from flowdup.errors import CheckpointError, TrainingError
-from flowdup.evaluation import Summary, summarize, transductive_accuracy, transductive_logits
+from flowdup.evaluation import Summary, accuracy_summary, summarize, transductive_logits
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Method, MethodContext, Params
 from flowdup.models import Weights
@@ -61,6 +63,8 @@ class Simulation:
         else:
             population = population.checked()
         self.population = population
+        # labeled points of validation clients by predicted class [classes], at the last evaluation
+        self.predicted: Tensor | None = None
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
         inputs = self.population.spec
         _LOG.info("building the model '%s' and the method '%s'", config.model, config.method.name)
@@ -183,14 +187,23 @@ class Simulation:
         """Accuracy of validation clients, and the correction that it is with."""
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
-            return transductive_accuracy(self.engine, state.deployed, labeled), {}
+            found = transductive_logits(self.engine, state.deployed, labeled)
+            self.predicted = self._count_predictions(found, labeled)
+            return accuracy_summary(found, labeled), {}
         logits = {}
         for move in MOVES if self.method.interpolates else (1.0,):
             plain = self._here(uncorrected(self.population.spec.classes, move))
             params = replace(state, correction=plain).deployed
             logits[move] = transductive_logits(self.engine, params, labeled)
-        found = calibrate(logits, [c.y for c in labeled if c.y is not None], self.device)
-        return summarize(found.accuracies.tolist()), self._here(found.correction)
+        best = calibrate(logits, [c.y for c in labeled if c.y is not None], self.device)
+        self.predicted = best.predicted
+        return summarize(best.accuracies.tolist()), self._here(best.correction)
+
+    def _count_predictions(self, logits: Sequence[Tensor], clients: Sequence[ClientData]) -> Tensor:
+        counts = torch.zeros(self.population.spec.classes, dtype=torch.int64)
+        for own, client in zip(logits, clients, strict=True):
+            counts += torch.bincount(own.argmax(1)[client.labels >= 0], minlength=len(counts))
+        return counts
 
 
 def _numbers(result: Round) -> Params:

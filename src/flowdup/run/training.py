@@ -38,6 +38,7 @@ from flowdup.run.origin import (
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
 from flowdup.run.tensorboard import TensorBoardLog, check_installed, tensorboard_log
+from flowdup.run.watch import TrainingWatch
 from flowdup.server import ServerState, check_roster
 
 _LOG = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def train_run(
     `stop` is asked before the first round and after each: if it says so, the round is saved and
     training ends.  Of several processes (torchrun) one writes and yields; one that is to stop stops
     all.  The generator returns, in every process, whether training was stopped with rounds left.
+    What a run suffers from is told by a `TrainingWarning`, once each (`watch.py`).
     """
     folder, writes = RunFolder(Path(out)), is_main_process()
     config = with_absolute_paths(config if population is None else with_given_clients(config))
@@ -159,6 +161,7 @@ def _train_and_write(
     start = time.monotonic() - folder.cut_metrics(progress.state.round)
     if progress.finished:
         _LOG.info("%s is finished, after round %d", folder.path, progress.state.round)
+    watch = TrainingWatch(folder.read_metrics())
     stopped = _stops(stop) and not progress.finished
     rounds = iter(()) if stopped or progress.finished else progress.rounds()
     for metrics in rounds:
@@ -172,6 +175,7 @@ def _train_and_write(
             save(folder.checkpoint)
         if keep:
             save(folder.best)
+        watch.add(progress.simulation, progress.state, metrics)
         yield metrics
         if not progress.finished and _stops(stop):
             if not due and not keep:

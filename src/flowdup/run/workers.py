@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from flowdup.config import Config
-from flowdup.errors import FlowdupError, WorkerError
+from flowdup.errors import FlowdupError, TrainingWarning, WorkerError
 from flowdup.registry import import_modules
 from flowdup.run.folder import RunFolder
 from flowdup.run.results import evaluate_run
@@ -187,6 +188,7 @@ def _serve(connection: Connection, threads: int, modules: Sequence[str]) -> None
     signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", TrainingWarning)  # of many runs at once; the doctor tells each
     while job := connection.recv():
         try:
             import_modules(modules)

@@ -1,0 +1,1 @@
+"""The built wheel, in a fresh environment outside the repository."""
