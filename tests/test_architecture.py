@@ -25,6 +25,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
     *(
         "federation_spec",
         "checkpoint",
+        "metrics",
         "evaluation",
         "calibration",
         "personalize",

@@ -16,21 +16,18 @@ from flowdup.data import ClientData
 from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import ConfigError, DataError
 from flowdup.evaluation import (
-    METRICS,
     READINGS,
     Summary,
-    calibration_error,
     evaluate,
     evaluate_by_support,
-    macro_f1,
     metrics_table,
-    nll,
     summarize,
     transductive_accuracy,
 )
 from flowdup.messages import Reply, Task
 from flowdup.methods import Method, Params
 from flowdup.methods.base import Batch
+from flowdup.metrics import METRICS, calibration_error, macro_f1, nll
 from flowdup.random import Stream
 
 

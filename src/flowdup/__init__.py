@@ -3,8 +3,8 @@
 from flowdup.config import Config, load_config, read_config
 from flowdup.data import ClientData, InputSpec, Population, register_source
 from flowdup.errors import FlowdupError
-from flowdup.evaluation import register_metric
 from flowdup.methods import register_method
+from flowdup.metrics import register_metric
 from flowdup.models import register_model
 from flowdup.personalize import Federation, PersonalModel, load, load_model
 from flowdup.run import evaluate_model, evaluate_run, train_run

@@ -7,7 +7,7 @@ import pytest
 
 import flowdup
 from flowdup.errors import CheckpointError, ConfigError
-from flowdup.evaluation import METRICS, accuracy
+from flowdup.metrics import METRICS, accuracy
 from flowdup.run.comparison import COSTS, choose, collect, read_comparison, summarize
 from flowdup.run.workers import Job, run_comparison
 

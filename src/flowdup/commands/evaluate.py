@@ -14,7 +14,8 @@ from rich.text import Text
 from flowdup.commands.completion import complete_setting
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, shorten
-from flowdup.evaluation import FIXED, METRICS, PERCENTILES
+from flowdup.evaluation import FIXED, PERCENTILES
+from flowdup.metrics import METRICS
 from flowdup.progress import Preparing
 from flowdup.run import evaluate_model, evaluate_run
 

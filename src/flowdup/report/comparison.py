@@ -7,7 +7,8 @@ from html import escape
 from statistics import fmean, stdev
 from typing import Any
 
-from flowdup.evaluation import METRICS, READINGS
+from flowdup.evaluation import READINGS
+from flowdup.metrics import METRICS
 from flowdup.report.chart import Interval, Series, interval_chart, series_chart, stroke
 from flowdup.report.contents import RunContents, is_number
 from flowdup.report.html import NAMES, metric_digits, metric_label

@@ -7,7 +7,8 @@ from statistics import fmean, median
 from typing import Any
 
 from flowdup.data import MEMORY
-from flowdup.evaluation import METRICS, READINGS, Metric
+from flowdup.evaluation import READINGS
+from flowdup.metrics import METRICS, Metric
 from flowdup.report.chart import histogram, line_chart
 from flowdup.report.contents import RunContents, is_number
 from flowdup.report.parts import (

@@ -22,7 +22,7 @@ from typing import Any
 
 from flowdup.config import load_table, merge, nest, override, read_config
 from flowdup.errors import CheckpointError, ConfigError
-from flowdup.evaluation import METRICS
+from flowdup.metrics import METRICS
 from flowdup.run.folder import ComparisonFolder
 from flowdup.run.workers import Job
 from flowdup.settings import Table, as_table
