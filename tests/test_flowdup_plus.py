@@ -50,9 +50,7 @@ def adjusted(logits: Tensor, y: Tensor, share: float) -> Tensor:
 # FLowDUP+
 
 
-def plus_written_out(
-    m: Any, params: Params, began: Params, data: Batch, table: dict[str, Any]
-) -> Tensor:
+def plus_written_out(m: Any, params: Params, data: Batch, table: dict[str, Any]) -> Tensor:
     """The objective on a full and labeled batch of 20."""
     x, y = data.x, data.y
     z = m.h.h1(strip_prefix(params, "h1."), x[:10])
@@ -61,9 +59,9 @@ def plus_written_out(
     hidden = (params["h2.hidden.weight"] @ r + params["h2.hidden.bias"]).relu()
     v = params["h2.output.weight"] @ hidden + params["h2.output.bias"]
     theta = m.subspace(v)
-    if table["train_theta"]:  # theta_0 gives way to theta as the round began
+    if table["train_theta"]:  # theta_0 gives way to theta
         theta = {n: w - t for (n, w), t in zip(theta.items(), at_zero(m).values(), strict=True)}
-        theta = {n: w + began[f"theta.{n}"] for n, w in theta.items()}
+        theta = {n: w + params[f"theta.{n}"] for n, w in theta.items()}
     logits = m.f(theta, x[10:])
     if table["prior"]:
         q = torch.stack([(y == c).to(EXACT).mean() for c in range(4)])
@@ -74,7 +72,7 @@ def plus_written_out(
         loss = loss + table["head"] * cross_entropy(own, y[:10])
     if table["train_theta"]:
         for_all = adjusted(m.f(strip_prefix(params, "theta."), x), y, 0.5)
-        loss = for_all + table["personal"] * loss
+        loss = loss + table["global_loss"] * for_all
     return loss
 
 
@@ -89,27 +87,28 @@ def at_zero(m: Any) -> Weights:
 def test_the_objective_of_flowdup_plus_is_its_docstring_written_out(
     prior: bool, head: float, train_theta: bool
 ) -> None:
-    table = PLUS | {"head": head, "train_theta": train_theta, "personal": 0.7, "prior": prior}
+    table = PLUS | {"head": head, "train_theta": train_theta, "prior": prior}
     m = build(table, a_start())
     params, began, data = noisy(doubles(m)), doubles(m, 2), batch(client(0, 20))
     found = m.loss(params, data, began)
-    wanted = plus_written_out(m, params, began, data, table)
+    wanted = plus_written_out(m, params, data, table)
     assert float(found) == pytest.approx(float(wanted), rel=1e-10)
 
 
-def test_theta_learns_by_its_own_loss_alone_and_h_by_the_personal_one() -> None:
-    m = build(PLUS | {"personal": 0.0, "adjusted": 0.0}, a_start())
-    params, data = noisy(doubles(m)), batch(client(0, 20))
-    found = grad(m.loss)(params, data, params)
-    fedavg = method("fedavg", EXACT)
-    theta = strip_prefix(params, "theta.")
-    wanted = grad(fedavg.loss)(theta, data, theta)
-    assert all(torch.allclose(found[f"theta.{n}"], g, atol=1e-13) for n, g in wanted.items())
-    assert all((g == 0).all() for n, g in found.items() if not n.startswith("theta."))
-    whole = build(PLUS | {"adjusted": 0.0}, a_start())
-    both = grad(whole.loss)(params, data, params)
-    assert all(torch.equal(both[f"theta.{n}"], found[f"theta.{n}"]) for n in theta)
-    assert both["h2.output.weight"].abs().max() > 0
+def test_theta_learns_by_the_personal_loss_and_by_its_own() -> None:
+    def gradient(**settings: Any) -> Params:
+        m = build(PLUS | {"adjusted": 0.0} | settings, a_start())
+        return grad(m.loss)(noisy(doubles(m)), data, doubles(m, 2))
+
+    data = batch(client(0, 20))
+    both, personal = gradient(global_loss=0.5), gradient(global_loss=0.0)
+    theta = strip_prefix(noisy(doubles(build(PLUS, a_start()))), "theta.")
+    own = grad(method("fedavg", EXACT).loss)(theta, data, theta)
+    for n, g in own.items():
+        assert personal[f"theta.{n}"].abs().max() > 0
+        assert torch.allclose(both[f"theta.{n}"], personal[f"theta.{n}"] + 0.5 * g, atol=1e-13)
+    others = [n for n in both if not n.startswith("theta.")]
+    assert all(torch.equal(both[n], personal[n]) for n in others)
 
 
 def test_what_psi_holds_is_what_is_trained() -> None:

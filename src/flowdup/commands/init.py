@@ -24,7 +24,7 @@ _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits
 _SMALL_STAGE = """
 [[before]]                      # FedAvg first, then FLowDUP+ from what it has learned
 method = { name = "fedavg-pseudo", correction = "em", init_scale = 0.41 }
-server = { rounds = 300, warm_up = 0, lr_decay_fraction = 0.0, optimizer = { lr = 0.03 } }
+server = { rounds = 300, alpha = 0.5, lr_decay_fraction = 0.0, optimizer = { lr = 0.03 } }
 """
 
 

@@ -1,24 +1,22 @@
-"""FLowDUP+: FLowDUP whose theta_0 is trained too, which knows class shares and teaches itself.
+"""FLowDUP+: FLowDUP that begins from FedAvg's model, learns theta_0 on, and knows class shares.
 
-FLowDUP (`flowdup.py`) with a global model theta in the place of theta_0, trained by its own loss at
-the same time, and best begun from a stage of FedAvg, which theta and h1's trunk start from:
+FLowDUP (`flowdup.py`) with a global model theta in the place of theta_0, which is trained as well,
+and best begun from a stage of FedAvg, which theta and h1's trunk start from:
 
-    y(x)  = the client's label, else that of a teacher, where it is sure (`teacher.py`)
-    L_0   = mean over (x, y) of l(y, f(x; theta)), with logit adjustment (`fedavg_la.py`)
-    L     = mean over (x', y') of l(y', f(x'; theta + P v) + log q),  theta as the round began
-    g     = gradient of L_0 + personal (L + lambda Omega) by psi = (theta, psi_h, psi_r)
+    L   = mean over (x', y') of l(y', f(x'; theta + P v) + log q)
+    L_0 = mean over (x, y) of l(y, f(x; theta)), with logit adjustment (`fedavg_la.py`)
+    g   = gradient of L + lambda Omega + global_loss L_0 by psi = (theta, psi_h, psi_r)
 
-The teacher is theta, averaged over rounds and calibrated, so unlabeled clients teach h and theta as
-labeled ones do.  q are the label shares of the batch: h learns what class shares alone do not
-explain.  Personal models are corrected for class shares as well, and drawn back to theta where that
-is better for validation clients: use it with `method.correction = "em"` and `server.averaging`.
+q are the label shares of the batch: h learns what class shares alone do not explain.  Personal
+models are corrected for class shares as well, and drawn back to theta where that is better for
+validation clients: use it with `method.correction = "em"` and `server.averaging`.
 
-Departures from FLowDUP, each a setting: the above, r(X) has the deviation of every feature beside
-its mean (`hypernetwork.pooling`), and h1 may be taught to classify the generating half (`head`, a
-loss beside L).  With `train_theta = false`, theta and the teacher are what the stage began from,
-and L + lambda Omega is all.
+Departures from FLowDUP, each a setting: the above, and r(X) has the deviation of every feature
+beside its mean (`hypernetwork.pooling`).  Off by default: h1 taught to classify the generating half
+(`head`, a loss beside L), and labels by a teacher for points that have none (`pseudo_labels`,
+`teacher.py`).  With `train_theta = false`, theta is what the stage began from, without L_0.
 
-Sent per client and round: as FLowDUP with 2 e for e; theta, 4 d bytes each way; and the teacher,
+Sent per client and round: as FLowDUP with 2 e for e; theta, 4 d bytes each way; and a teacher,
 4 d down.
 """
 
@@ -45,17 +43,17 @@ class FLowDUPPlusConfig(FLowDUPConfig):
         default_factory=lambda: HypernetworkConfig(pooling="mean-std")
     )
     train_theta: bool = True  # false: theta stays what the stage began from
+    global_loss: float = 0.5  # the weight of L_0, the loss of theta alone, beside L
     adjusted: float = 0.5  # the share of L_0 that knows the client's label shares
-    personal: float = 0.1  # the weight of L and lambda Omega beside L_0
     prior: bool = True  # whether L knows label shares
-    pseudo_labels: bool = True  # whether there is a teacher
+    pseudo_labels: bool = False  # whether a teacher labels points that have no label
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     head: float = 0.0  # the weight of a classification loss of h1, through a layer of its own
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("method.adjusted", self.adjusted, 0, 1)
-        for name in ("personal", "head"):
+        for name in ("global_loss", "head"):
             check_range(f"method.{name}", getattr(self, name), 0)
 
 
@@ -86,17 +84,17 @@ class FLowDUPPlus(FLowDUP):
         unlabeled, query = batch.halves()
         z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [B/2, embedding]
         v = self.h.head(params, self.h.pool([(z, unlabeled.present)]))
-        logits = self.f(self.subspace(v, strip_prefix(start, "theta.")), query.x)
+        theta = strip_prefix(params, "theta.")
+        logits = self.f(self.subspace(v, theta), query.x)
         if self.plus.prior:
             logits = logits + log_label_shares(batch, logits)
         loss = self.objective(params, v, logits, query)
         if self.plus.head:
             own = z @ params["head.weight"].T + params["head.bias"]
             loss = loss + self.plus.head * mean_loss(own, unlabeled)
-        if self.plus.train_theta:
-            theta = strip_prefix(params, "theta.")
+        if theta:
             for_all = adjusted_loss(self.f(theta, batch.x), batch, self.plus.adjusted)
-            loss = for_all + self.plus.personal * loss
+            loss = loss + self.plus.global_loss * for_all
         return loss
 
     def server_state(self) -> Params:
