@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from commands.here import flowdup as here
 from safetensors.torch import load_file
 
 from flowdup.cli import main
@@ -63,6 +64,13 @@ def refused_here(*arguments: str | Path) -> str:
     sentence = error.getvalue()
     assert end.value.code == 2 and sentence.startswith("error: ") and sentence.count("\n") == 1
     return sentence
+
+
+def done_here(*arguments: str | Path) -> str:
+    """What a command prints, run in this process."""
+    ended = here(*arguments)
+    assert ended.code == 0, ended.error
+    return ended.out
 
 
 def last(text: str) -> Any:
@@ -142,10 +150,10 @@ def test_evaluate_scores_models_made_from_few_points(run: Path) -> None:
     ]
     assert found["support"][2]["metrics"] == found["metrics"]["held_out"]
     assert json.loads((run / "evaluation.json").read_text()) == found
-    printed = good("evaluate", run, "--support", "1,5")
+    printed = done_here("evaluate", run, "--support", "1,5")
     assert "from 1" in printed and "from 5" in printed
-    assert "ask for 20 at most" in refused("evaluate", run, "--support", "21")
-    assert "whole numbers" in refused("evaluate", run, "--support", "1;5")
+    assert "ask for 20 at most" in refused_here("evaluate", run, "--support", "21")
+    assert "whole numbers" in refused_here("evaluate", run, "--support", "1;5")
 
 
 def test_a_stranger_personalizes_and_predicts(run: Path, images: Path, tmp_path: Path) -> None:
@@ -168,7 +176,7 @@ def test_embed_draws_clients_by_rotation(run: Path) -> None:
     assert all(Path(f).stat().st_size > 1000 for f in told["files"])
     others = good("embed", run, "--set=data.classes_per_client=0", "--out", run.parent / "others")
     assert (run.parent / "others.svg").exists() and "others.png" in others
-    assert "trained already" in refused("embed", run, "--set=server.rounds=2")
+    assert "trained already" in refused_here("embed", run, "--set=server.rounds=2")
 
 
 def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) -> None:
@@ -197,12 +205,12 @@ def test_compare_gives_mean_and_spread_and_keeps_what_is_done(tmp_path: Path) ->
     results = json.loads((out / "results.json").read_text())
     assert {"accuracy", "worst_decile", "held_out", "held_out_nll", "validation"} <= set(results[0])
     before = (out / "one" / "seed-0" / "metrics.jsonl").read_text()
-    assert last(good("compare", study, "--out", out, "--json")) == summary
+    assert last(done_here("compare", study, "--out", out, "--json")) == summary
     assert (out / "one" / "seed-0" / "metrics.jsonl").read_text() == before
-    told = good("compare", study, "--out", out, "--only", "two", "--json")
+    told = done_here("compare", study, "--out", out, "--only", "two", "--json")
     assert "one/seed-0" not in told and "two" in told
     assert last(told) == summary  # what was done before stays
-    assert "one, two/" in refused("compare", study, "--out", out, "--only", "three")
+    assert "one, two/" in refused_here("compare", study, "--out", out, "--only", "three")
 
 
 def test_methods_are_listed_with_one_line_each() -> None:
@@ -222,11 +230,11 @@ def test_data_commands_list_and_verify_and_say_how_to_fetch(tmp_path: Path) -> N
     assert "is checked and right" in good("data", "verify", "digits")
     os.environ["FLOWDUP_DATA"] = str(tmp_path)
     try:
-        assert "flowdup data fetch mnist" in refused("data", "verify", "mnist")
-        assert "choose one of digits" in refused("data", "fetch", "imagenet")
+        assert "flowdup data fetch mnist" in refused_here("data", "verify", "mnist")
+        assert "choose one of digits" in refused_here("data", "fetch", "imagenet")
         for command in ("fetch", "verify"):
-            assert "github.com/TalwalkarLab/leaf" in refused("data", command, "femnist")
-        assert "flowdup data fetch mnist" in refused(
+            assert "github.com/TalwalkarLab/leaf" in refused_here("data", command, "femnist")
+        assert "flowdup data fetch mnist" in refused_here(
             "train", "digits", "--set=data.source=mnist", "--out", tmp_path / "r"
         )
         assert not (tmp_path / "r").exists()
@@ -234,7 +242,7 @@ def test_data_commands_list_and_verify_and_say_how_to_fetch(tmp_path: Path) -> N
         del os.environ["FLOWDUP_DATA"]
 
 
-@pytest.mark.parametrize("rounds_before", [2, 3, 5])
+@pytest.mark.parametrize("rounds_before", [2, 5])
 def test_a_killed_run_resumes_to_the_same_bits(
     tmp_path: Path, run: Path, rounds_before: int
 ) -> None:
@@ -296,14 +304,14 @@ def test_a_million_clients_are_trained_on(tmp_path: Path) -> None:
 
 def test_a_run_is_not_overwritten_and_not_continued_as_another(run: Path) -> None:
     before = tensors(run)
-    assert "add --resume" in refused("train", "digits", *SMALL, "--out", run)
-    told = refused("train", "digits", *SMALL, "--set=seed=3", "--out", run, "--resume")
+    assert "add --resume" in refused_here("train", "digits", *SMALL, "--out", run)
+    told = refused_here("train", "digits", *SMALL, "--set=seed=3", "--out", run, "--resume")
     assert "seed is 3 in the settings given and 0 in the checkpoint" in told
-    told = refused(
+    told = refused_here(
         "train", "digits", *SMALL, "--set=server.lr_decay_fraction=0.5", "--out", run, "--resume"
     )
     assert "server.lr_decay_fraction is 0.5 in the settings given and 0.0 in" in told
-    assert "trained for 6 rounds and server.rounds is 5" in refused(
+    assert "trained for 6 rounds and server.rounds is 5" in refused_here(
         "train", "--set=server.rounds=5", "--out", run, "--resume"
     )
     assert tensors(run) == before
@@ -315,7 +323,7 @@ def test_bad_input_is_answered_in_one_sentence_and_leaves_nothing(
     model, out = tmp_path / "me.safetensors", tmp_path / "r"
     wrong = tmp_path / "wrong.npz"
     np.savez(wrong, x=np.zeros((5, 3, 8, 8), np.uint8))
-    assert "(3, 8, 8)" in refused("personalize", run, "--input", wrong, "--out", model)
+    assert "(3, 8, 8)" in refused_here("personalize", run, "--input", wrong, "--out", model)
     np.savez(wrong, x=np.zeros((0, 1, 8, 8), np.uint8))
     assert "is empty" in refused_here("personalize", run, "--input", wrong, "--out", model)
     np.savez(wrong, x=np.full((5, 1, 8, 8), np.nan))
@@ -380,7 +388,7 @@ def test_a_flipped_byte_in_a_checkpoint_stops_every_command(
             ["train", "--resume", "--out", run],
         ]
         for command in commands:
-            assert "truncated or was changed" in refused(*command)
+            assert "truncated or was changed" in refused_here(*command)
     finally:
         for path, whole in contents.items():
             path.write_bytes(whole)
