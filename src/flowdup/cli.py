@@ -15,12 +15,13 @@ from rich.text import Text
 
 from flowdup.campaign.command import reproduce
 from flowdup.commands.compare import compare
-from flowdup.commands.completion import complete_preset, complete_setting
+from flowdup.commands.completion import complete_preset
 from flowdup.commands.demo import demo
 from flowdup.commands.doctor import doctor
 from flowdup.commands.evaluate import evaluate
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
+from flowdup.commands.options import Json, Settings
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.numpy_files import write_array
@@ -47,11 +48,6 @@ for command in (demo, init, doctor, evaluate, compare, reproduce, settings, pres
     app.command()(command)
 console = Console(quiet=not is_main_process())
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="key=value, e.g. server.rounds=10", autocompletion=complete_setting),
-]
 Preset = Annotated[
     str | None,
     typer.Argument(help="A preset or a TOML file.", autocompletion=complete_preset),

@@ -10,7 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from flowdup.commands.completion import complete_preset, complete_setting
+from flowdup.commands.completion import complete_preset
+from flowdup.commands.options import JobCount, Json, Only, Settings
 from flowdup.interruption import Interruption
 from flowdup.progress import Jobs
 from flowdup.report import spread_text
@@ -28,15 +29,10 @@ def compare(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder for all runs.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="key=value, e.g. server.rounds=10", autocompletion=complete_setting
-        ),
-    ] = None,
-    only: Annotated[str, typer.Option(help="Run variants whose names fit, e.g. 'fed*'.")] = "*",
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    settings: Settings = None,
+    only: Only = "*",
+    jobs: JobCount = 0,
+    as_json: Json = False,
 ) -> None:
     """Train several methods with several seeds: one table, and one page beside the results."""
     work = read_comparison(preset, out, settings)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from flowdup.commands.compare import compare
-from flowdup.commands.completion import complete_setting
+from flowdup.commands.options import JobCount, Json, Only, Settings
 from flowdup.run import ComparisonFolder, embed_run
 
 _DRAWN = "flowdup"  # the method whose embeddings of clients are drawn
@@ -17,15 +17,10 @@ _DRAWN = "flowdup"  # the method whose embeddings of clients are drawn
 def demo(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder for all runs.")] = Path("runs/demo"),
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="key=value, e.g. server.rounds=10", autocompletion=complete_setting
-        ),
-    ] = None,
-    only: Annotated[str, typer.Option(help="Run variants whose names fit, e.g. 'f*'.")] = "*",
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    settings: Settings = None,
+    only: Only = "*",
+    jobs: JobCount = 0,
+    as_json: Json = False,
 ) -> None:
     """Five methods on digits, three seeds: a table, a page and a figure, in minutes on a laptop.
 

@@ -9,13 +9,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from flowdup.commands.options import Json
 from flowdup.progress import Preparing
 from flowdup.run.diagnosis import diagnose_run
 
 
 def doctor(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what a run suffers from, with the numbers that show it, and what to try."""
     with Preparing(quiet=as_json):

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowdup.commands.completion import complete_setting
+from flowdup.commands.options import Json
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, shorten
 from flowdup.evaluation import FIXED, PERCENTILES
@@ -48,7 +49,7 @@ def evaluate(
             autocompletion=complete_setting,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Personalize clients from their unlabeled points and print their metrics.
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flowdup.commands.options import Json
 from flowdup.config import load_config
 from flowdup.data import load_population
 from flowdup.data.inspection import Inspection, inspect_clients
@@ -33,7 +34,7 @@ def init(
     out: Annotated[
         Path | None, typer.Option(help="The TOML file to write; FOLDER's name if not given.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look at your clients' data and write a TOML file with settings that fit."""
     file = out or Path(f"{source.absolute().stem}.toml")

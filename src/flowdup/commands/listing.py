@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flowdup.commands.completion import complete_key
+from flowdup.commands.options import Json
 from flowdup.config import preset_names, preset_text
 from flowdup.setting_list import Setting, list_settings
 
@@ -25,7 +26,7 @@ def settings(
             autocompletion=complete_key,
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Every setting with its default and its meaning."""
     found = list_settings(prefix)
@@ -41,7 +42,7 @@ def settings(
 
 
 def presets(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What presets there are for `train` and `compare`."""
     found = {name: _first_sentence(preset_text(name)) for name in preset_names()}
