@@ -150,7 +150,9 @@ def _chosen(cell: Cell) -> str:
 
 
 def _value(value: Any) -> str:
-    return "-".join(map(_value, value.values())) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return " and ".join(f"{key} {_value(part)}" for key, part in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _tenths(value: float | None) -> str:

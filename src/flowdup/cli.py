@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -27,8 +28,9 @@ from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.numpy_files import write_array
 from flowdup.data.sources import SOURCES, data_folder, named
 from flowdup.data.user_data import read_inputs
+from flowdup.devices import gpu_is_full
 from flowdup.engines.distributed import is_main_process
-from flowdup.errors import ConfigError, FlowdupError
+from flowdup.errors import ConfigError, FlowdupError, GpuMemoryError
 from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
@@ -267,6 +269,8 @@ def main() -> None:
         app()
     except FlowdupError as error:
         _fail(str(error), error.exit_code)
+    except torch.OutOfMemoryError:
+        _fail(str(gpu_is_full()), GpuMemoryError.exit_code)
     except OSError as error:
         _fail(f"{error.strerror or error}: {error.filename}; check the path and its permissions")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, GpuMemoryError
 
 
 def parse_device(name: str) -> torch.device:
@@ -20,6 +20,19 @@ def parse_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no CUDA device is available: use the device cpu")
     return torch.device(name)
+
+
+def gpu_is_full(what: str = "this") -> GpuMemoryError:
+    """What to say when torch finds no memory; `what` begins the sentence."""
+    sentence = f"{what} does not fit in the GPU's memory"
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        others = max(0, total - free - torch.cuda.memory_reserved())
+        sentence += f", of which other processes hold {others / total:.0%}"
+    return GpuMemoryError(
+        f"{sentence}: run fewer processes beside it, lower client.batch_size or choose a smaller "
+        "model"
+    )
 
 
 @contextmanager

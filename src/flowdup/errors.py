@@ -33,6 +33,12 @@ class TrainingError(FlowdupError):
     """Training cannot go on: it diverged, or no client can take part."""
 
 
+class GpuMemoryError(FlowdupError):
+    """The GPU's memory is full: with less beside it, or on another GPU, the work may be done."""
+
+    exit_code = 1
+
+
 class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
 

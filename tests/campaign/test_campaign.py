@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 from flowdup import evaluate_run, train_run
 from flowdup.campaign import Records, Request, load_experiment, plan, reproduce
 from flowdup.cli import app
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, GpuMemoryError
+from flowdup.methods import METHODS
+from flowdup.registry import import_modules
 
 TABLE = """
 title = "Tiny"
@@ -39,6 +41,17 @@ paper = [[66.1, 1.5]]
 [rows.FedAvg]
 settings = { method = { name = "fedavg" } }
 search = { "client.optimizer.lr" = [0.01, 0.1] }
+"""
+GREEDY = """
+import torch
+from flowdup.methods import register_method
+from flowdup.methods.fedavg import FedAvg
+
+class Greedy(FedAvg):
+    def loss(self, params, batch, start):
+        raise torch.OutOfMemoryError
+
+register_method("greedy", Greedy)
 """
 # as where typer and rich are not installed
 BARE = (
@@ -158,17 +171,35 @@ def test_parts_that_were_run_apart_are_merged_into_the_same_table(
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_path: Path) -> None:
-    wrong = '{ name = "fedavg-tent", adapts = "norms" }'  # of a model that has none
+def table_of_one_that_fails(method: str, engine: str = "sequential") -> str:
     text = TABLE[: TABLE.index("[rows.FLowDUP]")].replace("[0, 1]", "[0]").replace("[1, 5]", "[]")
     text = text.replace('embedding = { row = "FLowDUP", column = "all" }\n', "")
-    text += f"[rows.wrong]\nsettings = {{ method = {wrong} }}\n"
-    text += '[rows.FLowDUP]\nsettings = { method = { name = "fedavg" } }\n'
-    (tmp_path / "tiny.toml").write_text(text)
+    text += f'[rows.wrong]\nsettings = {{ method = {method}, engine = {{ name = "{engine}" }} }}\n'
+    return text + '[rows.FLowDUP]\nsettings = { method = { name = "fedavg" } }\n'
+
+
+def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_path: Path) -> None:
+    wrong = '{ name = "fedavg-tent", adapts = "norms" }'  # of a model that has none
+    (tmp_path / "tiny.toml").write_text(table_of_one_that_fails(wrong))
     with pytest.raises(ConfigError, match="the model has no normalisation layer"):
         told(tmp_path)
     broken, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
     assert (broken["seeds"], whole["seeds"]) == ([], [0])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_a_full_gpu_is_no_outcome_of_a_run(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    import_modules([f"{tmp_path}/greedy.py"])
+    try:
+        text = table_of_one_that_fails('{ name = "greedy" }', engine)
+        (tmp_path / "tiny.toml").write_text(text)
+        with pytest.raises(GpuMemoryError, match="does not fit in the GPU's memory"):
+            list(reproduce(request(tmp_path), modules=[f"{tmp_path}/greedy.py"]))
+    finally:
+        METHODS.unregister("greedy")
+    greedy, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
+    assert (greedy["failed"], greedy["seeds"], whole["seeds"]) == ({}, [], [0])
 
 
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:

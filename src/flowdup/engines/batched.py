@@ -19,9 +19,9 @@ from flowdup.augmentation import Augmentation
 from flowdup.batches import Plan, PointPool, batch_plans, input_bytes, most_points
 from flowdup.client import ClientConfig, ClientUpdate
 from flowdup.data.clients import ClientData
+from flowdup.devices import gpu_is_full
 from flowdup.engines.base import Roster, SupportQuery
 from flowdup.engines.slots import Slots, advance, schedule, slots_needed
-from flowdup.errors import TrainingError
 from flowdup.messages import Reply, Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.models.network import replaced_layers
@@ -117,10 +117,7 @@ class BatchedEngine:
                 self.compiled_step = None
                 torch.cuda.empty_cache()
                 if count == 1:
-                    raise TrainingError(
-                        "one client alone does not fit in the GPU's memory: lower "
-                        "client.batch_size or choose a smaller model"
-                    ) from error
+                    raise gpu_is_full("one client alone") from error
                 self.clients_at_once = count = -(-count // 2)
 
     def _run_in(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from flowdup.config import Config
+from flowdup.devices import gpu_is_full
 from flowdup.errors import FlowdupError, TrainingWarning, WorkerError
 from flowdup.registry import import_modules
 from flowdup.run.folder import RunFolder
@@ -195,6 +196,8 @@ def _serve(connection: Connection, threads: int, modules: Sequence[str]) -> None
             connection.send(_run(job, lambda: bool(received) or connection.poll()))
         except FlowdupError as error:
             connection.send(error)
+        except torch.OutOfMemoryError:
+            connection.send(gpu_is_full(job.title))
         except Exception:
             connection.send(RuntimeError(f"{job.title} failed\n{traceback.format_exc()}"))
 
