@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE / "benchmarks"))
 
 from accuracy import demo, in_detail, methods, other_data, precision  # noqa: E402
 from layout import Results  # noqa: E402
-from reproduced import reproduced  # noqa: E402
+from reproduced import main_table, reproduced  # noqa: E402
 from speed import benched, personalizing, population, rounds, start_up  # noqa: E402
 
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -61,6 +61,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "population": population,
     "bench-cpu": partial(benched, file="cpu"),
     "bench-gpu": partial(benched, file="gpu"),
+    "main": main_table,
     "reproduced": reproduced,
     "detail-cifar10": partial(in_detail, file="first-look", data="cifar10"),
     "detail-cifar10-others": partial(in_detail, file="first-look-others"),

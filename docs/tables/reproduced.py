@@ -8,6 +8,46 @@ from typing import Any
 from layout import Results, bold, grid, spread, tenths
 
 Cell = dict[str, Any]
+MAIN = {  # what README shows, in its words
+    "paper-cifar10-cnn": "CIFAR-10",
+    "paper-rotated-fashion-mnist": "rotated Fashion-MNIST",
+    "paper-rotated-mnist": "rotated MNIST",
+    "paper-femnist": "FEMNIST",
+}
+MAIN_COLUMNS = ("p = 0.1", "p = 1.0")
+MAIN_ROWS = {
+    "FLowDUP+": "**FLowDUP+**",
+    "FedAvg with pseudo-labels + calibrated EM": "FedAvg, pseudo-labels, calibrated EM",
+    "FedAvg + calibrated EM": "FedAvg, calibrated EM",
+    "FLowDUP": "FLowDUP",
+}
+
+
+def main_table(results: Results) -> str:
+    """The main tables at few and at all labels: FLowDUP+, its strongest rivals, the paper's."""
+    files = {name: results.root / f"results/{name}.json" for name in MAIN}
+    tables = {name: json.loads(file.read_bytes()) for name, file in files.items()}
+    cells = {
+        (name, cell["row"], cell["column"]): cell
+        for name, table in tables.items()
+        for cell in table["cells"]
+    }
+    places = [
+        (name, column)
+        for name in MAIN
+        for column in MAIN_COLUMNS
+        if _mean(cells[name, "FLowDUP+", column], "accuracy") is not None
+    ]
+    own = []
+    for name, column in places:
+        found = [cells[name, row, column] for row in MAIN_ROWS]
+        means = [_mean(cell, "accuracy") for cell in found]
+        own.append(bold([_spread(cell, "accuracy") for cell in found], means, max))
+    rows = zip(*own, strict=True)
+    body = [[title, *texts] for title, texts in zip(MAIN_ROWS.values(), rows, strict=True)]
+    for row in ("FLowDUP", "FedAvg"):
+        body.append([f"*{row}, the paper's*", *(_paper(cells[n, row, c]) for n, c in places)])
+    return grid(["accuracy, %", *(f"{MAIN[n]}, {c}" for n, c in places)], body)
 
 
 def reproduced(results: Results) -> str:

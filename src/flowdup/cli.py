@@ -263,6 +263,7 @@ def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
 
 
 def main() -> None:
+    """The command `flowdup`: an error for a person is one sentence and an exit code."""
     if not is_main_process():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     try:

@@ -61,12 +61,14 @@ class Preparing:
         self.level = self.log.level
 
     def start(self) -> None:
+        """Turn the spinner, if there is a terminal."""
         if not self.quiet:
             self.log.setLevel(logging.INFO)
             self.log.addHandler(self.reader)
             self.reader.live.start()
 
     def stop(self) -> None:
+        """Take the spinner away; it may start again."""
         if not self.quiet:
             self.reader.live.stop()
             self.log.removeHandler(self.reader)
@@ -142,6 +144,7 @@ class Rounds(_Bars):
             super().__exit__(*error)
 
     def show(self, metrics: dict[str, Any]) -> None:
+        """Move the bar to the round of these metrics."""
         loss = metrics["loss"]
         fields: dict[str, Any] = {"loss": "-" if loss is None else f"{loss:.4f}"}
         begins = self.start is None
@@ -182,6 +185,7 @@ class Jobs(_Bars):
         super().__exit__(*error)
 
     def done(self) -> None:
+        """One run more is at its end."""
         self.progress.advance(self.total)
 
     def _watch(self) -> None:
@@ -198,6 +202,8 @@ class Jobs(_Bars):
 
 
 class Downloads(_Bars):
+    """A bar for every file that is fetched."""
+
     def __init__(self, quiet: bool) -> None:
         super().__init__(
             TextColumn("{task.description}", markup=False),
@@ -209,6 +215,7 @@ class Downloads(_Bars):
         self.tasks: dict[str, TaskID] = {}
 
     def show(self, name: str, done: int, total: int | None) -> None:
+        """So many bytes of a file are here, of so many if that is known."""
         if name not in self.tasks:
             self.tasks[name] = self.progress.add_task(name, total=total)
         self.progress.update(self.tasks[name], completed=done)

@@ -14,6 +14,7 @@ UNKNOWN = "unknown"
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
+    """Where a result comes from: device, versions, commit."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else _processor(),

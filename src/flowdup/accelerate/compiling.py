@@ -64,6 +64,7 @@ class CompiledStep(Generic[State]):
         self.run = capture(program, self.tensors)
 
     def begin(self, fixed: Any) -> None:
+        """Put what stays the same for a task where the program reads it."""
         _copy(self.fixed, fixed)
 
     def __call__(self, *inputs: Any) -> None:

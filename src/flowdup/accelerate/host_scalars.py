@@ -24,6 +24,7 @@ class HostScalars:
             self.copied.record()
 
     def read(self) -> dict[str, float]:
+        """The numbers, once the device has copied them."""
         if self.copied:
             self.copied.synchronize()
         return dict(zip(self.names, self.host.tolist(), strict=True))

@@ -21,12 +21,14 @@ class PackedVectors(Objective):
         self.sizes = {n: p.numel() for n, p in psi.items() if p.ndim == 1}
 
     def pack(self, params: Params) -> Params:
+        """With all vectors of one dimension as one tensor."""
         if not self.sizes:
             return params
         others = {n: p for n, p in params.items() if n not in self.sizes}
         return others | {_NAME: torch.cat([params[n] for n in self.sizes])}
 
     def unpack(self, params: Params) -> Params:
+        """With every vector under its own name again."""
         if not self.sizes:
             return params
         parts = torch.split(params[_NAME], [*self.sizes.values()])

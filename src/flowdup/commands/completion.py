@@ -5,10 +5,12 @@ from flowdup.setting_list import list_settings
 
 
 def complete_preset(incomplete: str) -> list[str]:
+    """Presets that begin so."""
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 def complete_key(incomplete: str) -> list[str]:
+    """Keys of settings that begin so."""
     keys = dict.fromkeys(setting.key for setting in list_settings())
     return [key for key in keys if key.startswith(incomplete)]
 

@@ -74,6 +74,7 @@ class Choice:
 
     @classmethod
     def of(cls, found: Inspection) -> "Choice":
+        """The settings that fit what was found."""
         model = choose_model(found.shape)
         shapes = own_shapes(model, found.shape, len(found.class_points))
         weights = sum(map(math.prod, shapes.values()))
@@ -97,6 +98,7 @@ class Choice:
         )
 
     def toml(self, found: Inspection) -> str:
+        """The text of the file, with comments."""
         return "\n".join([*self._head(found), *self._data(found), *self._training()]) + "\n"
 
     def _head(self, found: Inspection) -> list[str]:
@@ -154,6 +156,7 @@ class Choice:
 
 
 def choose_model(shape: tuple[int, ...]) -> str:
+    """The built-in model for inputs of this shape."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         return "mlp"
     if min(shape[1:]) < 20:

@@ -68,6 +68,8 @@ _COMMON = {f.name for f in fields(CommonSettings)}
 
 
 class MethodEntry(NamedTuple):
+    """What the registry knows of a method: its class and that of its settings."""
+
     method: type[Any]  # called with its settings and a MethodContext
     settings: type[Any]  # a frozen dataclass with a default for every field
 
@@ -135,6 +137,7 @@ class MethodConfig:
 
     @classmethod
     def from_table(cls, table: Any, prefix: str = "method.") -> "MethodConfig":
+        """Read from a table of settings, whose names are checked."""
         table = as_table(table, prefix)
         name = table.get("name", "flowdup")
         common = {key: value for key, value in table.items() if key in _COMMON}
@@ -148,16 +151,19 @@ class MethodConfig:
 
     @staticmethod
     def paths(prefix: str) -> Iterator[str]:
+        """Paths of all settings that any method has."""
         yield from setting_paths(CommonSettings, prefix)
         for entry in METHODS.values():
             yield from setting_paths(entry.settings, prefix)
 
     def table(self) -> dict[str, Any]:
+        """As a configuration has it."""
         common: dict[str, Any] = plain(self.common)
         settings: dict[str, Any] = plain(self.settings)
         return {"name": self.name} | common | settings
 
     def build(self, context: MethodContext) -> Method:
+        """The method, corrected for class shares if the settings ask for it."""
         context = replace(context, init_scale=self.common.init_scale)
         method: Method = METHODS[self.name].method(self.settings, context)
         return method if self.common.correction == "none" else Corrected(method, context)

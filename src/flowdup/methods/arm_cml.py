@@ -40,6 +40,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class ARMCMLConfig:
+    """Settings of `arm-cml`."""
+
     channels: int = 12  # of the summary of a client that f reads beside its inputs
     hidden: int = 64  # the width of g, which makes the summary
     kernel: int = 5  # the side of g's windows, odd
@@ -55,6 +57,8 @@ class ARMCMLConfig:
 
 
 class ARMCML(Method):
+    """The model and g, which makes the summary, in psi; see the file's docstring."""
+
     has_embedding = True
 
     def __init__(self, config: ARMCMLConfig, context: MethodContext) -> None:

@@ -44,6 +44,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class ATPConfig:
+    """Settings of `atp`."""
+
     train_theta: bool = True  # false: rates alone are learned, for a theta that is trained already
     chunk: int = 2048  # points that are in memory at once when a new client adapts
 
@@ -52,6 +54,8 @@ class ATPConfig:
 
 
 class ATP(Method):
+    """theta and a rate for each of its tensors in psi; see the file's docstring."""
+
     def __init__(self, config: ATPConfig, context: MethodContext) -> None:
         self.config, self.f, self.init_model = config, context.f, context.init_model
         self.scales = {n: math.prod(shape) ** -0.25 for n, shape in self.f.shapes.items()}

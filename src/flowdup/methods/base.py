@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     labeled: Tensor  # [B], 1 for a row with data and a label
 
     def halves(self) -> "tuple[Batch, Batch]":
+        """The first half, larger by one where the number is odd, and the second."""
         cut = (self.x.shape[0] + 1) // 2
         return Batch(*(t[:cut] for t in self)), Batch(*(t[cut:] for t in self))
 

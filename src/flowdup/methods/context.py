@@ -17,6 +17,8 @@ from flowdup.subspace import Subspace, SubspaceConfig
 
 @dataclass(frozen=True)
 class MethodContext:
+    """What a method is built from besides its settings: model, inputs, random numbers, device."""
+
     model: str
     spec: InputSpec
     stream: Stream
@@ -89,6 +91,7 @@ class MethodContext:
         return Hypernetwork(config, h1, k, self.start)
 
     def subspace(self, config: SubspaceConfig) -> Subspace:
+        """The subspace of f's weights with theta_0 where f begins."""
         return Subspace(
             config, self.f, self.stream, self.device, self.dtype, self.compute, self.start
         )

@@ -44,6 +44,7 @@ class FeatureModel(NamedTuple):
         return self._parameter("bias")
 
     def logits(self, theta: Weights, features: Tensor) -> Tensor:
+        """The last layer's answer to features."""
         bias = None if self.output.bias is None else theta[self._parameter("bias")]
         return nn.functional.linear(features, theta[self._parameter("weight")], bias)
 

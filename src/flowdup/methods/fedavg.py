@@ -22,6 +22,8 @@ from flowdup.random import Stream
 
 
 class FedAvg(Method):
+    """psi is the model; the base of methods that train as FedAvg does."""
+
     def __init__(self, config: NoSettings, context: MethodContext) -> None:
         self.f, self.init_model = context.f, context.init_model
 

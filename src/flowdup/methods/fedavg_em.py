@@ -36,6 +36,8 @@ _LEAST = 1e-6  # the share that a class keeps, so that logarithms are finite
 
 @dataclass(frozen=True)
 class FedAvgEMConfig:
+    """Settings of `fedavg-em`."""
+
     steps: int = 100  # of EM, for the class shares of a client
     chunk: int = 2048  # points that pass through f at once
 
@@ -45,6 +47,8 @@ class FedAvgEMConfig:
 
 
 class FedAvgEM(Method):
+    """FedAvg's training, and models with a bias that EM finds; see the file's docstring."""
+
     def __init__(self, config: FedAvgEMConfig, context: MethodContext) -> None:
         self.config = config
         self.f, self.classes = context.f, context.spec.classes

@@ -26,6 +26,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class FedAvgLAConfig:
+    """Settings of `fedavg-la`."""
+
     adjusted: float = 0.5  # a: the share of the loss that knows the client's class shares
 
     def __post_init__(self) -> None:
@@ -33,6 +35,8 @@ class FedAvgLAConfig:
 
 
 class FedAvgLA(FedAvg):
+    """FedAvg with another loss; see the file's docstring."""
+
     def __init__(self, config: FedAvgLAConfig, context: MethodContext) -> None:
         super().__init__(NoSettings(), context)
         self.config = config

@@ -25,6 +25,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class FedAvgPseudoConfig:
+    """Settings of `fedavg-pseudo`."""
+
     adjusted: float = 0.5  # the share of the loss that knows label shares, as in fedavg-la
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
 
@@ -33,6 +35,8 @@ class FedAvgPseudoConfig:
 
 
 class FedAvgPseudo(FedAvg):
+    """FedAvg with labels by a `Teacher`; see the file's docstring."""
+
     learns_unlabeled = True
     relabels = True
 

@@ -30,6 +30,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class FedAvgTentConfig:
+    """Settings of `fedavg-tent`."""
+
     inner_lr: float = 0.01  # the rate of the steps that adapt a model to unlabeled data
     steps: int = 10  # that a new client takes
     adapts: str = "auto"  # norms, all, or auto: norms where there are any
@@ -44,6 +46,8 @@ class FedAvgTentConfig:
 
 
 class FedAvgTent(FedAvg):
+    """FedAvg's training, and steps at a new client; see the file's docstring."""
+
     def __init__(self, config: FedAvgTentConfig, context: MethodContext) -> None:
         super().__init__(NoSettings(), context)
         self.config = config

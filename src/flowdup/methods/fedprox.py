@@ -35,6 +35,8 @@ _FALLS = 5
 
 @dataclass(frozen=True)
 class FedProxConfig:
+    """Settings of `fedprox`."""
+
     mu: float = 1.0  # the weight of the distance from the model that was sent, at the start
     adaptive: bool = True  # whether mu grows when the loss rises and shrinks when it falls
     period: int = 10  # rounds whose mean loss is one observation
@@ -45,6 +47,8 @@ class FedProxConfig:
 
 
 class FedProx(FedAvg):
+    """FedAvg with a proximal term, whose weight the server broadcasts."""
+
     broadcast = ("mu",)
 
     def __init__(self, config: FedProxConfig, context: MethodContext) -> None:

@@ -39,6 +39,8 @@ _TINY = 1e-12  # keeps the norm's derivative finite at 0
 
 @dataclass(frozen=True)
 class FedTTAConfig:
+    """Settings of `fedtta`."""
+
     inner_lr: float = 0.01  # the rate of the step that adapts a model to unlabeled data
     batch_size: int = 50  # of the batches of a new client; must be client.batch_size
 
@@ -48,6 +50,8 @@ class FedTTAConfig:
 
 
 class FedTTA(Method):
+    """The model and the learned loss in psi; see the file's docstring."""
+
     def __init__(self, config: FedTTAConfig, context: MethodContext) -> None:
         self.config, self.batch_size = config, config.batch_size
         self.f, self.init_model = context.f, context.init_model
@@ -81,6 +85,7 @@ class FedTTA(Method):
         return self._step(theta, {n: g / batches.clamp(min=1) for n, g in gradient.items()})
 
     def learned_loss(self, theta: Weights, phi: Weights, x: Tensor, present: Tensor) -> Tensor:
+        """The loss of unlabeled points that a client takes its step on."""
         out = self.g(phi, self.f(theta, x))[:, 0]  # [n]
         return ((out * present).square().sum() + _TINY).sqrt()
 

@@ -38,6 +38,8 @@ from flowdup.subspace import SubspaceConfig
 
 @dataclass(frozen=True)
 class FLowDUPConfig:
+    """Settings of `flowdup`."""
+
     regularization: float = 1e-4  # lambda, the weight of ||v - psi_r||^2
     reduction: str = "mean"  # of the loss over the half-batch: mean or sum
     learn_psi_r: bool = True  # false: psi_r stays 0 and is not sent
@@ -51,6 +53,8 @@ class FLowDUPConfig:
 
 
 class FLowDUP(Method):
+    """The paper's method: psi is the hypernetwork and psi_r; see the file's docstring."""
+
     learns_unlabeled = True
     has_embedding = True
     interpolates = True

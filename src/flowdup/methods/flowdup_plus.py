@@ -39,6 +39,8 @@ from flowdup.settings import check_range
 
 @dataclass(frozen=True)
 class FLowDUPPlusConfig(FLowDUPConfig):
+    """Settings of `flowdup-plus`, those of `flowdup` among them."""
+
     hypernetwork: HypernetworkConfig = field(
         default_factory=lambda: HypernetworkConfig(pooling="mean-std")
     )
@@ -58,6 +60,8 @@ class FLowDUPPlusConfig(FLowDUPConfig):
 
 
 class FLowDUPPlus(FLowDUP):
+    """FLowDUP whose psi has theta, too; see the file's docstring."""
+
     def __init__(self, config: FLowDUPPlusConfig, context: MethodContext) -> None:
         super().__init__(config, context)
         self.plus, self.init_model = config, context.init_model

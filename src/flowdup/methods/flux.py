@@ -52,6 +52,8 @@ _LEAST = 1e-3  # a share that counts
 
 @dataclass(frozen=True)
 class FLUXConfig:
+    """Settings of `flux`."""
+
     clusters: int = 4  # how many models there are
     centroid_weight: float = 0.1  # of the loss that moves centroids, beside that of the models
     chunk: int = 2048  # points that pass through the features at once
@@ -63,6 +65,8 @@ class FLUXConfig:
 
 
 class FLUX(Method):
+    """All models and their centroids in psi; see the file's docstring."""
+
     has_embedding = True
 
     def __init__(self, config: FLUXConfig, context: MethodContext) -> None:

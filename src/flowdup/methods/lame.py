@@ -43,6 +43,8 @@ _SAME = 1 - 1e-5  # a cosine above which a neighbour is the point itself
 
 @dataclass(frozen=True)
 class LAMEConfig:
+    """Settings of `lame`."""
+
     neighbors: int = 5  # points that look most alike, whose predictions count for a point
     steps: int = 100  # of the correction of all points together
     chunk: int = 2048  # points that pass through f, or are compared with all others, at once
@@ -68,6 +70,8 @@ class _Neighbors(NamedTuple):
 
 
 class LAME(FedAvg):
+    """FedAvg's training, and predictions of all points together; see the file's docstring."""
+
     predicts_jointly = True
 
     def __init__(self, config: LAMEConfig, context: MethodContext) -> None:

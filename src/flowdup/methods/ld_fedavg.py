@@ -24,10 +24,14 @@ from flowdup.subspace import SubspaceConfig
 
 @dataclass(frozen=True)
 class LDFedAvgConfig:
+    """Settings of `ld-fedavg`."""
+
     subspace: SubspaceConfig = field(default_factory=SubspaceConfig)
 
 
 class LDFedAvg(Method):
+    """psi is v, a point of the subspace; see the file's docstring."""
+
     def __init__(self, config: LDFedAvgConfig, context: MethodContext) -> None:
         self.f = context.f
         self.subspace = context.subspace(config.subspace)

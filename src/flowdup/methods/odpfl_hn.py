@@ -19,6 +19,8 @@ from flowdup.methods.pefll import PeFLL, PeFLLConfig
 
 @dataclass(frozen=True)
 class ODPFLHNConfig(PeFLLConfig):
+    """Settings of `odpfl-hn`: PeFLL's with other defaults."""
+
     hypernetwork: HypernetworkConfig = field(
         default_factory=lambda: HypernetworkConfig(
             embedding=32, hidden=100, layers=4, normalize=False

@@ -35,12 +35,16 @@ from flowdup.subspace import SubspaceConfig
 
 @dataclass(frozen=True)
 class PeFLLConfig:
+    """Settings of `pefll`."""
+
     hypernetwork: HypernetworkConfig = field(
         default_factory=lambda: HypernetworkConfig(embedding=100, hidden=100, layers=4)
     )
 
 
 class PeFLL(Method):
+    """psi is a hypernetwork whose output is all weights; see the file's docstring."""
+
     has_embedding = True
 
     def __init__(self, config: PeFLLConfig, context: MethodContext) -> None:

@@ -32,6 +32,8 @@ _CHUNK = 2048  # points that pass through f at once
 
 @dataclass(frozen=True)
 class TeacherConfig:
+    """Settings of the teacher."""
+
     threshold: float = 0.8  # the least probability of a label that it gives
     prior: bool = True  # whether it knows how often classes occur at a client
     sparsity: float = 0.03  # taken off each of these shares in EM, so that few classes remain

@@ -42,6 +42,7 @@ WHERE = ("device", "versions", "commit")
 
 
 def read_comparison(name: str, out: Path, overrides: list[str] | None = None) -> list[Job]:
+    """The runs of a comparison: every variant with every seed."""
     table = dict(load_table(name))
     compare = as_table(table.pop("compare", {}), "compare")
     seeds, variants = compare.get("seeds", []), as_table(compare.get("variants", {}), "variants")

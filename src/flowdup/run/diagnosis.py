@@ -34,6 +34,8 @@ _GRADIENTS = 20  # clients of whose gradients the norm is taken
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """What `diagnose_run` found."""
+
     findings: list[Finding]
     unknown: list[str]  # what could not be looked at, and why
 

@@ -41,6 +41,7 @@ class ChosenClients:
 
     @property
     def are_default(self) -> bool:
+        """Whether these are whom `evaluate` scores if nothing else is said."""
         return self.are_own and self.group in ("", "test")
 
     def described(self) -> dict[str, Any]:

@@ -46,22 +46,27 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
+        """All settings, as TOML."""
         return self.path / "config.toml"
 
     @property
     def clients(self) -> Path:
+        """Who takes part."""
         return self.path / "clients.json"
 
     @property
     def metrics(self) -> Path:
+        """A line of JSON per round."""
         return self.path / "metrics.jsonl"
 
     @property
     def checkpoint(self) -> Path:
+        """The folder of the last checkpoint."""
         return self.path / CHECKPOINT
 
     @property
     def best(self) -> Path:
+        """The folder of the best round's checkpoint."""
         return self.path / BEST
 
     @property
@@ -71,14 +76,17 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
+        """Held by the process that trains."""
         return self.path / "lock"
 
     @property
     def evaluation(self) -> Path:
+        """What `evaluate_run` found, as JSON."""
         return self.path / "evaluation.json"
 
     @property
     def report(self) -> Path:
+        """A page for people."""
         return self.path / "report.html"
 
     @property
@@ -105,17 +113,21 @@ class RunFolder:
             )
 
     def write_config(self, config: Config) -> None:
+        """Store all settings."""
         write_atomic(self.config, to_toml(config).encode())
 
     def read_config(self) -> Config:
+        """The stored settings; CheckpointError where there are none."""
         if not self.config.is_file():
             raise CheckpointError(f"{self.path} is not a run folder: it has no {self.config.name}")
         return read_stored(read_toml(self.config))
 
     def write_clients(self, listing: bytes) -> None:
+        """Store who takes part."""
         write_atomic(self.clients, listing)
 
     def append_metrics(self, metrics: Metrics) -> None:
+        """One line more, not yet surely on the disk: see `sync_metrics`."""
         try:
             with open(self.metrics, "a") as file:
                 file.write(json.dumps(metrics) + "\n")
@@ -160,6 +172,7 @@ class RunFolder:
         return _read(self.metrics).count(b"\n")
 
     def write_evaluation(self, result: dict[str, Any]) -> None:
+        """Store what `evaluate_run` found."""
         write_atomic(self.evaluation, json.dumps(result, indent=2).encode())
 
     def read_evaluation(self) -> dict[str, Any]:
@@ -174,6 +187,7 @@ class RunFolder:
         return found
 
     def write_report(self, page: str) -> None:
+        """Store the page."""
         write_atomic(self.report, page.encode())
 
     def read_all(self) -> RunContents:
@@ -193,6 +207,7 @@ class ComparisonFolder:
     path: Path
 
     def run(self, variant: str, seed: int) -> RunFolder:
+        """The folder of one run."""
         return RunFolder(self.path / variant / f"seed-{seed}")
 
     @property
@@ -211,12 +226,15 @@ class ComparisonFolder:
         return self.path / "comparison.html"
 
     def write_results(self, rows: list[dict[str, Any]]) -> None:
+        """Store a row for every run."""
         write_atomic(self.results, json.dumps(rows, indent=2).encode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
+        """Store figures by variant."""
         write_atomic(self.summary, json.dumps(summary, indent=2).encode())
 
     def write_page(self, page: str) -> None:
+        """Store the page."""
         write_atomic(self.page, page.encode())
 
 

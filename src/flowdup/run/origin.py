@@ -23,6 +23,7 @@ _MAY_DIFFER = ("engine.", "run.", "data.path", "data.class_names")
 
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:
+    """What a run began with: its settings, and a digest of who takes part."""
     return RunOrigin(plain(config), hashlib.sha256(listing).hexdigest())
 
 

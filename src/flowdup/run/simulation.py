@@ -111,6 +111,7 @@ class Simulation:
         return bool(stalled) or state.round >= state.began + self.config.server.rounds
 
     def load_state(self, folder: Path) -> ServerState:
+        """The state in a checkpoint folder, checked as `checked` does it."""
         return self.checked(*load_checkpoint(folder))
 
     def checked(self, spec: FederationSpec, state: ServerState) -> ServerState:

@@ -32,6 +32,7 @@ class TensorBoardLog:
         self.writer = writer
 
     def add(self, metrics: Row) -> None:
+        """A round's numbers; nothing where it is not asked for."""
         if self.writer is None:
             return
         for name, value in metrics.items():

@@ -47,6 +47,7 @@ class Job:
 
     @property
     def title(self) -> str:
+        """Which run it is, for a message."""
         return f"variant '{self.variant}' with seed {self.config.seed}"
 
 
