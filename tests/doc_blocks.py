@@ -4,28 +4,24 @@
 - A block with a title (```python title="mynets.py") is written to that file, for later blocks.
 - `<!-- not run: REASON -->` right before a block keeps it from being run.
 - `<!-- given: NAME -->` asks for a folder of clients that a reader of the page has (`GIVEN`).
-
-Commands are forked from a process that has imported flowdup and what it imports on first use, which
-takes seconds each time.
 """
 
 import contextlib
 import os
 import re
-import runpy
 import shlex
 import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from forked import FORK, run
 
 from flowdup.config import load_config, load_table
 
@@ -35,13 +31,6 @@ FENCE = re.compile(
     r"(?P<text>.*?)^(?P=indent)(?P=ticks)$",
     re.MULTILINE | re.DOTALL,
 )
-_FORK = get_context("forkserver")
-_SLOW_IMPORTS = """
-    flowdup.cli torch._dynamo torch.export torch.utils.flop_counter torch.utils.tensorboard
-    sklearn.datasets sklearn.decomposition sklearn.manifold sklearn.metrics
-    matplotlib.figure matplotlib.backends.backend_agg pyarrow.parquet
-"""
-_FORK.set_forkserver_preload(_SLOW_IMPORTS.split())
 _SECONDS = 180  # for one command or block, on a busy machine
 _FEW = ("data.train_clients=40", "data.validation_clients=10", "data.test_clients=10")
 SMALLER = {  # so that pages take seconds: what a page says, and what is run
@@ -126,37 +115,19 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def _run_command(words: list[str], folder: Path, block: Block) -> None:
-    said = folder / "said.txt"
-    process = _FORK.Process(target=_command, args=(words, folder, said))
-    process.start()
-    process.join(_SECONDS)
-    if process.exitcode is None:
-        process.kill()
-    assert process.exitcode == 0, f"{_place(block)}: {shlex.join(words)}\n{said.read_text()}"
+    done = run(_shortened(words, folder), folder, _SECONDS)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, f"{_place(block)}: {shlex.join(words)}\n{said}"
 
 
-def _command(words: list[str], folder: Path, said: Path) -> None:
-    """In a forked process: a command line of `flowdup` or `python FILE`."""
-    torch.set_num_threads(1)
-    os.chdir(folder)
-    for stream in (1, 2):
-        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    if words[0] == "python":
-        runpy.run_path(words[1], run_name="__main__")
-        return
-    from flowdup.cli import main  # noqa: PLC0415  (preloaded in the process that forks)
-
-    sys.argv = _shortened(words)
-    main()
-
-
-def _shortened(words: list[str]) -> list[str]:
+def _shortened(words: list[str], folder: Path) -> list[str]:
     """Training and comparisons with few rounds and, of digits, few clients."""
     begun = [i for i, word in enumerate(words) if word in ("train", "compare")]
     if not begun or "--resume" in words:
         return words
     name, source = words[begun[0]], words[begun[0] + 1]
-    table = load_table(source)
+    with contextlib.chdir(folder):
+        table = load_table(source)
     settings = ["server.rounds=2"]
     if table.get("before"):
         settings.append("before=[]")
@@ -174,7 +145,7 @@ class _Python:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process: Any = None
-        self.connection, self.other = _FORK.Pipe()
+        self.connection, self.other = FORK.Pipe()
 
     def __enter__(self) -> "_Python":
         return self
@@ -186,7 +157,7 @@ class _Python:
 
     def run(self, text: str, block: Block) -> None:
         if self.process is None:
-            self.process = _FORK.Process(target=_session, args=(self.other, self.folder))
+            self.process = FORK.Process(target=_session, args=(self.other, self.folder))
             self.process.start()
         self.connection.send((_place(block), text))
         assert self.connection.poll(_SECONDS), f"{_place(block)} takes longer than {_SECONDS} s"

@@ -26,20 +26,16 @@ def test_contenders_do_the_same_work_and_an_absent_one_is_reported(tmp_path: Pat
 
 def test_the_benchmark_of_a_gpu_times_blocks_of_rounds_and_a_whole_run(tmp_path: Path) -> None:
     works = ["--works", "fedavg cnn", "whole run cifar10 cnn", "--contenders", "flowdup"]
-    results = run("gpu.py", tmp_path, "--device", "cpu", *works, "--against", str(ROOT))
-    first, twin, *whole = results
-    assert [first["contender"], twin["contender"]] == ["flowdup", "flowdup, before"]
-    assert [row["contender"] for row in whole] == [
-        f"flowdup, {state}" for state in ("cold", "cold, before", "warm", "warm, before")
-    ]
+    results = run("gpu.py", tmp_path, "--device", "cpu", *works)
+    names = ["flowdup", "flowdup, cold", "flowdup, warm"]
+    assert [row["contender"] for row in results] == names
     for row in results:
         assert row.keys() >= KEYS
         assert (row["ms_per_round"] or row["seconds"]) > 0
-        assert ("ratio_to_before" in row) == (not row["contender"].endswith("before"))
 
 
 def test_personalising_is_timed_against_a_forward_pass_of_h1(tmp_path: Path) -> None:
-    ways = ["h1 forward", "personalizer, predict", "personalizer"]
+    ways = ["h1 forward", "personalizer"]
     works = ["--works", "personalize cnn", "--processes", "2", "--contenders", *ways]
     results = run("gpu.py", tmp_path, "--device", "cpu", *works)
     assert {row["contender"] for row in results} == {*ways}

@@ -2,10 +2,9 @@
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -18,8 +17,7 @@ SHORT = ["--set=server.rounds=2", "--set=server.cohort=5"]
 
 
 def flowdup(*words: object, code: int = 0) -> str:
-    command = [sys.executable, "-m", "flowdup", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked.flowdup(*words, cwd=ROOT)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 

@@ -189,13 +189,14 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_pa
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_a_full_gpu_is_no_outcome_of_a_run(tmp_path: Path, engine: str) -> None:
-    (tmp_path / "greedy.py").write_text(GREEDY)
-    import_modules([f"{tmp_path}/greedy.py"])
+    own = [f"{tmp_path}/greedy_{engine}.py"]
+    Path(own[0]).write_text(GREEDY)
+    import_modules(own)
     try:
         text = table_of_one_that_fails('{ name = "greedy" }', engine)
         (tmp_path / "tiny.toml").write_text(text)
         with pytest.raises(GpuMemoryError, match="does not fit in the GPU's memory"):
-            list(reproduce(request(tmp_path), modules=[f"{tmp_path}/greedy.py"]))
+            list(reproduce(request(tmp_path), modules=own))
     finally:
         METHODS.unregister("greedy")
     greedy, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]

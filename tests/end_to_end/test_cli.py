@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from commands.here import flowdup as here
+from forked import flowdup
 from safetensors.torch import load_file
 
 from flowdup.cli import main
@@ -30,14 +31,6 @@ SMALL = [
     "--set=run.evaluate_every=3",
     "--set=run.checkpoint_every=2",
 ]
-
-
-def flowdup(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flowdup", *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, env=environment, check=False
-    )
 
 
 def good(*arguments: str | Path, cwd: Path | None = None) -> str:
