@@ -29,6 +29,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "evaluation",
         "calibration",
         "personalize",
+        "export",
         "cost",
         "config",
         "setting_list",

@@ -20,6 +20,7 @@ from flowdup.commands.completion import complete_preset
 from flowdup.commands.demo import demo
 from flowdup.commands.doctor import doctor
 from flowdup.commands.evaluate import evaluate
+from flowdup.commands.export import export
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
 from flowdup.commands.options import Json, Settings
@@ -31,6 +32,7 @@ from flowdup.data.user_data import read_inputs
 from flowdup.devices import gpu_is_full
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError, GpuMemoryError
+from flowdup.export import FORMATS, export_model
 from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
@@ -46,7 +48,7 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-for command in (demo, init, doctor, evaluate, compare, reproduce, settings, presets):
+for command in (demo, init, doctor, evaluate, export, compare, reproduce, settings, presets):
     app.command()(command)
 console = Console(quiet=not is_main_process())
 
@@ -117,12 +119,13 @@ def personalize(
     folder: Folder,
     source: Annotated[Path, typer.Option("--input", help=_INPUT)],
     out: Annotated[Path, typer.Option(help="The model file to write.")],
+    format: Annotated[str, typer.Option(help=f"Of the file: {', '.join(FORMATS)}.")] = FORMATS[0],
     as_json: Json = False,
 ) -> None:
     """Make one client's own model from its unlabeled data."""
     federation = load(folder)
     x = read_inputs(source, federation.spec.inputs.shape)
-    federation.personalize(x).save(out)
+    export_model(federation.personalize(x), out, format)
     _say(
         as_json,
         {"model": str(out), "points": len(x)},

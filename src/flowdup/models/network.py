@@ -137,10 +137,14 @@ class Network:
             if name in self.constants:
                 weights[name] = self.constants[name].clone()
             else:
-                bound = np.float32(self.init_scale * math.sqrt(6.0 / math.prod(shape[1:])))
-                draw = stream.child(name).uniform(math.prod(shape)) * bound
+                draw = stream.child(name).uniform(math.prod(shape)) * np.float32(self.bound(name))
                 weights[name] = torch.from_numpy(draw).reshape(shape)
         return weights
+
+    def bound(self, name: str) -> float:
+        """b of a parameter that is drawn, a float32."""
+        fan_in = math.prod(self.shapes[name][1:])
+        return float(np.float32(self.init_scale * math.sqrt(6.0 / fan_in)))
 
 
 def keeps_statistics(part: nn.Module) -> bool:

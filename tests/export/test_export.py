@@ -1,0 +1,129 @@
+"""Exported files give what PyTorch gives, for sets and batches of any size."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from commands.here import flowdup as flowdup_here
+from consumer import Consumer
+
+import flowdup
+from flowdup.errors import ConfigError
+from flowdup.export import FORMATS, export_bundle, export_model
+from flowdup.models import build_network
+from flowdup.personalize import Federation, PersonalModel
+from flowdup.random import Stream
+
+SMALL = [
+    "data.train_clients=20",
+    "data.validation_clients=10",
+    "data.test_clients=5",
+    "server.rounds=3",
+    "server.cohort=5",
+    "engine.device=cpu",
+]
+KINDS = {
+    "flowdup": ["digits"],
+    "kronecker": ["digits", 'method.subspace={"kind"="kronecker", "k"=500}'],
+    "corrected": ["digits", "method.correction=em"],
+    "plus": ["digits-plus", "before=[]"],
+    "cnn": ["digits", "model=cnn-small", "method.subspace.k=1000"],
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def federation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Federation:
+    preset, *settings = KINDS[request.param]
+    run = tmp_path_factory.mktemp("run")
+    for _ in flowdup.train_run(flowdup.load_config(preset, [*SMALL, *settings]), run):
+        pass
+    return flowdup.load(run)
+
+
+def images(federation: Federation, count: int) -> torch.Tensor:
+    shape = (count, *federation.spec.inputs.shape)
+    return torch.randint(0, 256, shape, generator=torch.manual_seed(count)).to(torch.uint8)
+
+
+def test_a_bundle_is_all_that_a_consumer_needs(federation: Federation, tmp_path: Path) -> None:
+    manifest = export_bundle(federation, tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_bytes()) == manifest
+    consumer = Consumer(tmp_path)
+    for count in (1, 7, 300):
+        x = images(federation, count)
+        own = federation.personalize(x)
+        found = consumer.logits(x.numpy(), consumer.personalize(x.numpy()))
+        assert np.abs(found - own.logits(x).numpy()).max() < 1e-4
+        _, r = consumer.h.run(None, {"x": x.numpy()})
+        assert np.abs(r - federation.embedding(x).numpy()).max() < 1e-4
+
+
+def test_a_bundle_says_what_it_has_not(tmp_path: Path) -> None:
+    small = [s for s in SMALL if "rounds" not in s]
+    config = flowdup.load_config("digits", [*small, "server.rounds=1", "method.name=fedavg"])
+    for _ in flowdup.train_run(config, tmp_path / "run"):
+        pass
+    with pytest.raises(ConfigError, match="'fedavg' has no hypernetwork to export: train flowdup"):
+        export_bundle(flowdup.load(tmp_path / "run"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def personal(name: str) -> PersonalModel:
+    """A model with weights as they are drawn."""
+    shape, kind = ((3, 32, 32), "uint8") if name != "mlp" else ((5,), "float32")
+    inputs = flowdup.InputSpec(shape, kind, 4, class_names=("a", "b", "c", "d"))
+    network = build_network(name, shape, 4, inputs.reader())
+    return PersonalModel(name, inputs, network.init(Stream(0)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18"])
+def test_a_model_of_ones_own_runs_anywhere(name: str, tmp_path: Path) -> None:
+    model = personal(name)
+    for format in FORMATS:
+        export_model(model, tmp_path / f"me.{format}", format)
+    session = onnxruntime.InferenceSession(tmp_path / "me.onnx")
+    program = torch.export.load(tmp_path / "me.torch").module()
+    stored = flowdup.load_model(tmp_path / "me.safetensors")
+    for count in (1, 5):
+        x = torch.randint(0, 256, (count, *model.inputs.shape)).to(
+            getattr(torch, model.inputs.dtype)
+        )
+        wanted = model.logits(x)
+        for found in (
+            torch.from_numpy(session.run(None, {"x": x.numpy()})[0]),
+            program(x),
+            stored.logits(x),
+        ):
+            assert (found - wanted).abs().max() < 1e-4
+    about = {p.key: p.value for p in onnx.load(tmp_path / "me.onnx").metadata_props}
+    assert json.loads(about["class_names"]) == ["a", "b", "c", "d"]
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'pdf': use one of safetensors, onnx, torch"):
+        export_model(personal("mlp"), tmp_path / "me.pdf", "pdf")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_line_exports(tmp_path: Path) -> None:
+    for _ in flowdup.train_run(flowdup.load_config("digits", SMALL), tmp_path / "run"):
+        pass
+    bundle, clients = tmp_path / "bundle", tmp_path / "me.npz"
+    told = json.loads(done("export", tmp_path / "run", "--out", bundle, "--json"))
+    assert told["bytes"] == sum(path.stat().st_size for path in bundle.glob("*.[ob]*n*"))
+    np.savez(clients, x=np.zeros((3, 1, 8, 8), np.uint8))
+    mine = ["--input", clients, "--out", tmp_path / "me.onnx", "--format", "onnx"]
+    assert "made from 3 unlabeled points" in done("personalize", tmp_path / "run", *mine)
+    onnx.checker.check_model(tmp_path / "me.onnx")
+
+
+def done(*words: object) -> str:
+    ended = flowdup_here(*map(str, words))
+    assert ended.code == 0, ended.error
+    return ended.out
