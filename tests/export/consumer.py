@@ -6,6 +6,7 @@ Its random numbers are flowdup's own generator, which `tests/test_random.py` hol
 import hashlib
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Consumer:
 
     def __init__(self, folder: Path) -> None:
         self.manifest = json.loads((folder / "manifest.json").read_bytes())
+        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True)
         for name, digest in self.manifest["files"].items():
             assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
         self.h, self.f = (

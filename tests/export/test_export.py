@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from bundles import KINDS, SMALL, images, train
 from commands.here import flowdup as flowdup_here
 from consumer import Consumer
 
@@ -18,37 +19,12 @@ from flowdup.models import build_network
 from flowdup.personalize import Federation, PersonalModel
 from flowdup.random import Stream
 
-SMALL = [
-    "data.train_clients=20",
-    "data.validation_clients=10",
-    "data.test_clients=5",
-    "server.rounds=3",
-    "server.cohort=5",
-    "engine.device=cpu",
-]
-KINDS = {
-    "flowdup": ["digits"],
-    "kronecker": ["digits", 'method.subspace={"kind"="kronecker", "k"=500}'],
-    "corrected": ["digits", "method.correction=em"],
-    "plus": ["digits-plus", "before=[]"],
-    "cnn": ["digits", "model=cnn-small", "method.subspace.k=1000"],
-}
-
 
 @pytest.fixture(scope="module", params=KINDS)
 def federation(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Federation:
-    preset, *settings = KINDS[request.param]
-    run = tmp_path_factory.mktemp("run")
-    for _ in flowdup.train_run(flowdup.load_config(preset, [*SMALL, *settings]), run):
-        pass
-    return flowdup.load(run)
-
-
-def images(federation: Federation, count: int) -> torch.Tensor:
-    shape = (count, *federation.spec.inputs.shape)
-    return torch.randint(0, 256, shape, generator=torch.manual_seed(count)).to(torch.uint8)
+    return train(request.param, tmp_path_factory.mktemp("run"))
 
 
 def test_a_bundle_is_all_that_a_consumer_needs(federation: Federation, tmp_path: Path) -> None:

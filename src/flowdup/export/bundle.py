@@ -4,6 +4,7 @@
     classifier.onnx     inputs as stored [n, *shape] and theta [d] -> logits
     weights.bin         little-endian float32: psi_r [k], and theta [d] where it was learned
     manifest.json       shapes, seed, expansion, correction, class names, a SHA-256 of every file
+    SHA256SUMS          of all of them, for `sha256sum --check`
 
 theta = start + S P v: P, and start where it was not learned, follow from the seed (`random.py`,
 `subspace.py`: the same bits in every language) and are not in the bundle; the manifest has their
@@ -13,7 +14,7 @@ consumer runs EM (`prior.py`).
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ from flowdup.params import Params, strip_prefix
 from flowdup.personalize import Federation
 from flowdup.prior import STEPS
 from flowdup.settings import plain
+from flowdup.subspace import Subspace
 from flowdup.version import __version__
 
 FORMAT = 1
 HYPERNETWORK, CLASSIFIER = "hypernetwork.onnx", "classifier.onnx"
-WEIGHTS, MANIFEST = "weights.bin", "manifest.json"
+WEIGHTS, MANIFEST, SUMS = "weights.bin", "manifest.json", "SHA256SUMS"
 
 
 def export_bundle(federation: Federation, out: Path) -> dict[str, Any]:
@@ -53,10 +55,11 @@ def export_bundle(federation: Federation, out: Path) -> dict[str, Any]:
         ),
         WEIGHTS: _weights(method, psi, start),
     }
-    manifest = _manifest(federation, method, start, files)
-    for name, content in files.items():
+    manifest = _manifest(federation, method, start) | {"files": _digests(files)}
+    files[MANIFEST] = json.dumps(manifest, indent=2).encode()
+    sums = "".join(f"{digest}  {name}\n" for name, digest in _digests(files).items())
+    for name, content in (files | {SUMS: sums.encode()}).items():
         write_atomic(out / name, content)
-    write_atomic(out / MANIFEST, json.dumps(manifest, indent=2).encode())
     return manifest
 
 
@@ -125,9 +128,7 @@ def _layers(method: FLowDUP) -> Iterator[dict[str, Any]]:
             yield layer | {"bound": method.f.bound(name)}
 
 
-def _manifest(
-    federation: Federation, method: FLowDUP, start: Tensor | None, files: dict[str, bytes]
-) -> dict[str, Any]:
+def _manifest(federation: Federation, method: FLowDUP, start: Tensor | None) -> dict[str, Any]:
     spec, subspace = federation.spec, method.subspace
     correction = None
     if isinstance(federation.method, Corrected):
@@ -148,19 +149,22 @@ def _manifest(
             "kind": spec.method["subspace"]["kind"],
             "k": subspace.k,
             "d": subspace.d,
-            "sha256": _digest(subspace.expansion.tensors()),
+            "sha256": expansion_digest(subspace),
         },
         "start": "seed" if start is None else WEIGHTS,
         "layers": list(_layers(method)),
         "correction": correction,
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of the tensors' numbers one after the other, little-endian."""
+def _digests(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def expansion_digest(subspace: Subspace) -> str:
+    """SHA-256 of P alone: its tensors' numbers one after the other, little-endian."""
     found = hashlib.sha256()
-    for tensor in tensors:
+    for tensor in subspace.expansion.tensors():
         array = tensor.cpu().numpy()
         found.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"))).data)
     return found.hexdigest()
