@@ -29,6 +29,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "evaluation",
         "calibration",
         "personalize",
+        "familiarity",
         "export",
         "cost",
         "config",
