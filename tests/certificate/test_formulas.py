@@ -173,6 +173,7 @@ def test_kl_forms_of_the_bound(seed: int) -> None:
     right = solve(lambda p: mp_kl(own, p) - second, own, mp.mpf(1))
     found = pac_bayes.kl_bound(risk, divergence, complexity, clients, delta)
     assert near(found.terms["own_points"], own)
+    assert near(found.terms["unlabeled"], (own - beta * q) / (1 - beta))
     assert near(found.bound, right)
     maurer = (divergence + mp.log(2 * mp.sqrt(n) / mp.mpf(delta))) / n
     new = solve(lambda p: mp_kl(q, p) - maurer, q, mp.mpf(1))

@@ -1,5 +1,6 @@
 """What every certificate asks of its arguments; a sentence where it cannot be given."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,4 +51,6 @@ def harmonic_mean(sizes: Sequence[int]) -> float:
     """n / sum of 1 / m_i: the m of Hoeffding's lemma where clients have m_i points each."""
     if not sizes or min(sizes) < 1:
         raise CertificateError("every client needs at least one point: leave empty ones out")
-    return len(sizes) / sum(1 / size for size in sizes)
+    if min(sizes) == max(sizes):
+        return float(sizes[0])  # without rounding
+    return len(sizes) / math.fsum(1 / size for size in sizes)

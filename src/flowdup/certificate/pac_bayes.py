@@ -190,16 +190,20 @@ def theorem_1(
 
 
 def transductive_bound(risk: float, divergence: float, clients: Clients, delta: float) -> Bound:
-    """On the risk over the n clients' own points, labeled and unlabeled: no new points, and so no
-    complexity of clients' models; by kl inversion instead of the square root.
+    """On the risk over all n clients' own points: no new points, and so no complexity of clients'
+    models; by kl inversion instead of the square root.
 
     her of the labeled and the mean over all n satisfy
-    transductive_kl(her || all) <= (KL(rho || pi) + ln(t / delta)) / n_L.
+    transductive_kl(her || all) <= (KL(rho || pi) + ln(t / delta)) / n_L.  The term `unlabeled` is
+    the mean over the n - n_L others that follows, (all - beta her) / (1 - beta); as the largest
+    possible one is concave in her and 1 at her = 1, it may be read off an upper bound of her.
     """
     check_losses([risk])
     level = begin_level(divergence, clients, delta)
     found = transductive_kl_inverse(risk, level, clients.fraction)
-    return Bound(found, {"risk": risk, "level": level})
+    beta = clients.fraction
+    rest = min((found - beta * risk) / (1 - beta), 1.0)
+    return Bound(found, {"risk": risk, "level": level, "unlabeled": rest})
 
 
 def kl_bound(

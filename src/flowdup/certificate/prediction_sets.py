@@ -23,6 +23,7 @@ so in the same way for all its points and for all clients.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,34 @@ from flowdup.errors import CertificateError
 
 Sets = NDArray[np.bool_]  # [points, classes]
 _SLACK = 1e-12  # of sums of weights
+_COVERAGES = tuple(percent / 100 for percent in range(50, 100))
+
+
+@dataclass(frozen=True)
+class SetThresholds:
+    """Split thresholds of a federation by coverage, all that a client needs to make sets."""
+
+    coverages: tuple[float, ...]  # ascending
+    thresholds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, scores: Sequence[Numbers]) -> "SetThresholds":
+        """For the coverages that so many calibration clients allow."""
+        most = len(scores) / (len(scores) + 1)
+        own = tuple(coverage for coverage in _COVERAGES if coverage <= most)
+        return cls(own, tuple(split_threshold(scores, coverage) for coverage in own))
+
+    def find(self, coverage: float) -> float:
+        """That of the least coverage stored which is no smaller."""
+        _check_share(coverage)
+        for own, threshold in zip(self.coverages, self.thresholds, strict=True):
+            if own >= coverage - _SLACK:
+                return threshold
+        most = max(self.coverages, default=0.0)
+        raise CertificateError(
+            f"a coverage of {coverage:g} cannot be had, {most:g} is the most that was calibrated: "
+            "ask for less, or set more clients aside with data.certify_clients"
+        )
 
 
 class SetQuality(NamedTuple):
