@@ -171,3 +171,15 @@ def test_what_cannot_be_certified_is_refused(sentence: str) -> None:
 def test_29_clients_are_enough_for_nine_in_ten() -> None:
     assert client_quantile.error_of_share([0.1] * 28 + [0.3], 0.9, 0.05) == 0.3
     assert prediction_sets.split_threshold([np.ones(3)] * 9, 0.9) == 1
+
+
+@given(risks, st.floats(0, 0.3), st.floats(0, 30), st.integers(20, 200), st.integers(20, 200))
+def test_the_bound_on_unlabeled_clients_grows_with_the_risk_of_labeled_ones(
+    risk: float, more: float, divergence: float, labeled: int, rest: int
+) -> None:
+    clients = Clients(labeled, labeled + rest, 1.0)
+    a, b = (
+        pac_bayes.transductive_bound(r, divergence, clients, 0.1).terms["unlabeled"]
+        for r in (risk, risk + more)
+    )
+    assert risk - 1e-9 <= a <= b + 1e-9
