@@ -44,7 +44,8 @@ class StochasticPredictor:
         self.method, self.psi = as_flowdup(method), psi
         self.names = [n for n in psi if n.startswith(random)]
         self.draw = np.random.default_rng([*stream.key])
-        self.psi_r = psi.get("psi_r", torch.zeros(self.method.subspace.k))
+        like = next(iter(psi.values()))
+        self.psi_r = psi.get("psi_r", like.new_zeros(self.method.subspace.k))
 
     @torch.no_grad()
     def sample(self, client: ClientData, noise: Noise) -> Sample:
