@@ -75,6 +75,8 @@ def test_every_route_has_a_row_with_its_terms(certificate: dict[str, Any]) -> No
     for name, row in rows.items():
         assert row["delta"] == 0.05 and row["assumes"] and row["data"] and row["terms"]
         assert not row["refused"]
+        aside = row["data"] == "30 clients set aside"
+        assert ("made of the images set aside" in row["assumes"]) == aside
         assert (row["bound"] is None) == (name == "prediction-sets-label-shift")
         assert 0 <= row["measured_error_unlabeled"] <= 1
 

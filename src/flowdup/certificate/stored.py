@@ -19,9 +19,13 @@ def read_thresholds(table: dict[str, Any]) -> SetThresholds:
 
 
 def certified_thresholds(folder: Path, psi_sha256: str) -> SetThresholds | None:
-    """Those of a run folder's certificate; None where there is none, or one of another psi."""
-    path = folder / CERTIFICATE
-    if not path.is_file():
+    """Those of a run folder's certificate; None where there is none, or one of another psi.
+
+    A checkpoint's folder may have a copy of it; else that of the folder around counts.
+    """
+    places = (folder / CERTIFICATE, folder.absolute().parent / CERTIFICATE)
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         return None
     try:
         found = read_object(path.read_text("utf-8"))

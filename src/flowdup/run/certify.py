@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
 
 ROUTES = ("held-out-clients", "client-quantile", "prediction-sets", "pac-bayes")
+_SHARED = "; clients share images, so it is about new clients made of the images set aside"
 _LOG = logging.getLogger(__name__)
 
 
@@ -95,6 +96,8 @@ def certify_run(
             with simulation.cores():
                 made = _made(make, route, data, delta, strict=bool(routes))
                 rows += [row for row in made if row not in rows]  # one refusal is enough
+    if config.data.overlap and source is None:
+        rows = [replace(r, assumes=r.assumes + _SHARED) if r.data == data else r for r in rows]
     result = {
         "certificate": [asdict(row) for row in rows],
         "measured": measured,
