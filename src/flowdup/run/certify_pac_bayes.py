@@ -2,7 +2,8 @@
 
 Shares of delta: 0.8 for the theorem, 0.1 for each Monte Carlo estimate.  Variances and the radius
 come from grids that are fixed here, and the theorem's share is divided by how many choices they
-have.  Beware: the risk is of the sampled predictor, not of the deterministic one that is deployed.
+have.  Beware: the risk is of the sampled predictor, not of the deterministic one that is deployed;
+and with `data.normalize` the mean and deviation of training inputs are taken for known beforehand.
 """
 
 import math
@@ -78,9 +79,9 @@ def training_rows(run: Trained) -> Iterator[Row]:
     noise, alpha_r = _choose(run, predictor, norm, psi_r, clients)
     samples = predictor.samples(run.labeled, noise, run.draws)
     risk = monte_carlo_bound([s.error for s in samples], run.delta / 10)
-    radius = noise.radius_squared
-    shares = [d / radius for d in predictor.distances(run.train, noise, run.draws)]
-    distance = radius * monte_carlo_bound(shares, run.delta / 10)
+    most = (math.sqrt(noise.radius_squared) + float(predictor.psi_r.norm())) ** 2 * (1 + 1e-6)
+    shares = [d / most for d in predictor.distances(run.train, noise, run.draws)]
+    distance = most * monte_carlo_bound(shares, run.delta / 10)
     share = 0.8 * run.delta
     c = _complexity(distance, psi_r, clients, noise.alpha_theta, alpha_r, as_k(run))
     divergence = pac_bayes.gaussian_divergence(norm, noise.alpha_h)
@@ -186,7 +187,7 @@ def _choose(
     for alpha_h, alpha_theta in product(ALPHA_H, ALPHA_THETA):
         trial = predictor.samples(run.labeled, Noise(alpha_h, alpha_theta, RADII[-1]), _PILOT)
         risk = sum(s.error for s in trial) / _PILOT
-        far = 2 * max(s.distance_squared for s in trial)
+        far = 2 * max(s.norm_squared for s in trial)
         radius = next((r for r in RADII if r >= far), RADII[-1])
         distance = sum(s.distance_squared for s in trial) / _PILOT
         for alpha_r in ALPHA_R:
@@ -223,5 +224,10 @@ def _check(run: Trained) -> None:
         raise CertificateError(
             "who has labels was not drawn at random from all training clients: train without "
             "data.labeled_traits and data.lazy, or use the route held-out-clients"
+        )
+    if any(bool((client.labels < 0).any()) for client in run.labeled):
+        raise CertificateError(
+            "some labeled clients have points without a label, whose loss nobody knows: leave "
+            "these points out, or use the route held-out-clients"
         )
     pac_bayes.begin_t(len(run.labeled), len(run.train))

@@ -1,8 +1,10 @@
 """FLowDUP as a stochastic predictor, really sampled: what a PAC-Bayes bound speaks of.
 
-    psi_h' ~ N(psi_h, alpha_h I),  v ~ N(psi_r + clip(h(X; psi_h') - psi_r, R), alpha_theta I)
+    psi_h' ~ N(psi_h, alpha_h I),  v ~ N(clip(h(X; psi_h'), R), alpha_theta I)
 
-Distances from psi_r are clipped to R, so that their mean can be bounded from samples.
+The norm of h is clipped to R, so that distances from psi_r are at most R + ||psi_r|| and their mean
+can be bounded from samples.  Beware of clipping around psi_r: that has seen labels, and would have
+to be paid for as psi_h is.
 """
 
 import math
@@ -22,7 +24,7 @@ from flowdup.random import Stream
 
 
 class Noise(NamedTuple):
-    """Variances, and how far a model may be from psi_r."""
+    """Variances, and how far from 0 the mean of v may be."""
 
     alpha_h: float
     alpha_theta: float
@@ -34,6 +36,7 @@ class Sample(NamedTuple):
 
     error: float  # the share of its points that are wrong
     distance_squared: float  # of the mean of v from psi_r
+    norm_squared: float  # of the mean of v
 
 
 class StochasticPredictor:
@@ -50,30 +53,33 @@ class StochasticPredictor:
     @torch.no_grad()
     def sample(self, client: ClientData, noise: Noise) -> Sample:
         """One hypernetwork, and one model of this client, both drawn anew."""
-        away, squared = self._away(client, noise)
-        v = self.psi_r + away + self._noise(self.psi_r, noise.alpha_theta)
+        mean = self._mean(client, noise)
+        v = mean + self._noise(mean, noise.alpha_theta)
         x = client.x.to(v.device)
         answers = self.method.f(self.method.subspace(v), x).argmax(1).cpu()
         known = client.labels >= 0
-        return Sample(float((answers != client.labels)[known].double().mean()), squared)
+        error = float((answers != client.labels)[known].double().mean())
+        return Sample(error, self._distance(mean), float(mean.square().sum()))
 
-    def _away(self, client: ClientData, noise: Noise) -> tuple[Tensor, float]:
-        """The mean of v by a new hypernetwork, less psi_r, clipped; and its squared norm."""
+    def _distance(self, mean: Tensor) -> float:
+        return float((mean - self.psi_r).square().sum())
+
+    def _mean(self, client: ClientData, noise: Noise) -> Tensor:
+        """Of v, by a new hypernetwork, clipped."""
         psi = self.psi | {
             n: self.psi[n] + self._noise(self.psi[n], noise.alpha_h) for n in self.names
         }
         x = client.x.to(self.psi_r.device)
-        away = self.method.h(psi, x, torch.ones(len(client), device=x.device)) - self.psi_r
-        squared = float(away.square().sum())
-        if squared <= noise.radius_squared:
-            return away, squared
-        return away * math.sqrt(noise.radius_squared / squared), noise.radius_squared
+        mean = self.method.h(psi, x, torch.ones(len(client), device=x.device))
+        squared = float(mean.square().sum())
+        factor = math.sqrt(noise.radius_squared / squared) if squared > 0 else 1.0
+        return mean * min(factor, 1.0)
 
     @torch.no_grad()
     def distances(self, clients: Sequence[ClientData], noise: Noise, draws: int) -> list[float]:
         """Squared distances of models from psi_r, at clients drawn at random, labeled or not."""
         chosen = self.draw.integers(len(clients), size=draws)
-        return [self._away(clients[i], noise)[1] for i in chosen]
+        return [self._distance(self._mean(clients[i], noise)) for i in chosen]
 
     def samples(self, clients: Sequence[ClientData], noise: Noise, draws: int) -> list[Sample]:
         """Of clients that are drawn at random with each: their mean is the predictor's risk."""
