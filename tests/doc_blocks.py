@@ -37,6 +37,7 @@ SMALLER = {  # so that pages take seconds: what a page says, and what is run
     r'"server\.rounds=300"': ", ".join(f'"{each}"' for each in ("server.rounds=2", *_FEW)),
     r"server\.rounds=300": "server.rounds=2",
     r"data\.train_clients=1_000_000": "data.train_clients=1_000_000 --set server.cohort=2",
+    r"data\.certify_clients=400": "data.certify_clients=30 --set data.points=20",
     r"in range\(200\)": "in range(40)",
 }
 

@@ -28,6 +28,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "metrics",
         "evaluation",
         "calibration",
+        "certificate",
         "personalize",
         "familiarity",
         "export",

@@ -7,7 +7,7 @@ from flowdup.methods import register_method
 from flowdup.metrics import register_metric
 from flowdup.models import register_model
 from flowdup.personalize import Federation, PersonalModel, load, load_model
-from flowdup.run import evaluate_model, evaluate_run, train_run
+from flowdup.run import certify_run, evaluate_model, evaluate_run, train_run
 from flowdup.version import __version__
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PersonalModel",
     "Population",
     "__version__",
+    "certify_run",
     "evaluate_model",
     "evaluate_run",
     "load",

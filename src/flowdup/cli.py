@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowdup.campaign.command import reproduce
+from flowdup.commands.certify import certify
 from flowdup.commands.compare import compare
 from flowdup.commands.completion import complete_preset
 from flowdup.commands.demo import demo
@@ -48,7 +49,8 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-for command in (demo, init, doctor, evaluate, export, compare, reproduce, settings, presets):
+_COMMANDS = (demo, init, doctor, evaluate, certify, export, compare, reproduce, settings, presets)
+for command in _COMMANDS:
     app.command()(command)
 console = Console(quiet=not is_main_process())
 
@@ -138,15 +140,30 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A model file from `personalize`.")],
     source: Annotated[Path, typer.Option("--input", help=_INPUT)],
     out: Annotated[Path | None, typer.Option(help="Write the classes to this .npy file.")] = None,
+    coverage: Annotated[
+        float | None, typer.Option("--set", help="Print sets of classes, with 0.9 coverage, say.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict classes with a client's own model, each with its probability."""
+    """Predict classes with a client's own model, each with its probability.
+
+    With --set 0.9, every point gets a set of classes that has its class with probability 0.9, if
+    the run was certified before the model was made.
+    """
     own = load_model(model)
-    found = own.predictions(read_inputs(source, own.inputs.shape))
+    x = read_inputs(source, own.inputs.shape)
+    found = own.predictions(x)
+    if coverage is not None:
+        sets = own.predict_set(x, coverage).tolist()
+        found["sets"] = [
+            [n for n, here in zip(own.class_names, s, strict=True) if here] for s in sets
+        ]
     if out is not None:
         write_array(out, found["classes"])
-    lines = zip(found["probabilities"], found["names"], strict=True)
-    _say(as_json, found, "\n".join(f"{p:.3f} {name}" for p, name in lines))
+    texts = [f"{p:.3f} {n}" for p, n in zip(found["probabilities"], found["names"], strict=True)]
+    if coverage is not None:
+        texts = [f"{t} {{{', '.join(s)}}}" for t, s in zip(texts, found["sets"], strict=True)]
+    _say(as_json, found, "\n".join(texts))
 
 
 @app.command()

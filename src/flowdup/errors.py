@@ -43,6 +43,10 @@ class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
 
 
+class CertificateError(FlowdupError):
+    """A bound cannot be given honestly: its assumptions do not hold, or there are too few data."""
+
+
 class TrainingWarning(UserWarning):
     """Training goes on, but suffers from something that `flowdup doctor` would name."""
 

@@ -14,11 +14,19 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flowdup.accelerate.functions import fast_function
+from flowdup.certificate.prediction_sets import SetThresholds
+from flowdup.certificate.stored import certified_thresholds, read_thresholds
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.data.tensors import as_tensor
 from flowdup.devices import parse_device
-from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
+from flowdup.errors import (
+    CertificateError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FlowdupError,
+)
 from flowdup.federation_spec import FederationSpec, read_spec
 from flowdup.files import write_atomic
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
@@ -41,9 +49,12 @@ class PersonalModel(nn.Module):
     it.  Beware: in train mode dropout is on, also in `predict`.
     """
 
-    def __init__(self, model: str, inputs: InputSpec, weights: Weights) -> None:
+    def __init__(
+        self, model: str, inputs: InputSpec, weights: Weights, sets: SetThresholds | None = None
+    ) -> None:
         super().__init__()
         self.name, self.inputs, self.read = model, inputs, inputs.reader()
+        self.sets = sets  # what prediction sets need, if the federation is certified
         network = build_network(model, inputs.shape, inputs.classes, self.read)
         if network.shapes != {n: tuple(w.shape) for n, w in weights.items()}:
             raise CheckpointError(
@@ -79,6 +90,20 @@ class PersonalModel(nn.Module):
         """The probability of each class for each input [n, classes], where the model is."""
         return torch.cat([logits.softmax(1) for logits in self._logits(x)])
 
+    def predict_set(self, x: Inputs, coverage: float = 0.9) -> Tensor:
+        """Which classes each input may have [n, classes] bool, where the model is: a new client's
+        point has its class among them with this probability (`certificate/prediction_sets.py`).
+
+        CertificateError if the federation has not been certified.  Beware: a set may be empty,
+        where no class is likely, and the weights must be those that were personalized.
+        """
+        if self.sets is None:
+            raise CertificateError(
+                "this model has no thresholds for prediction sets: run `flowdup certify` on the "
+                "run folder, then personalize again"
+            )
+        return 1 - self.predict_proba(x).double() <= self.sets.find(coverage)
+
     def predictions(self, x: Inputs) -> dict[str, list[Any]]:
         """For each input its class, the class's name and probability: lists of plain values."""
         classes: list[int] = []
@@ -111,7 +136,9 @@ class PersonalModel(nn.Module):
         weights = {n: p.detach().cpu().contiguous() for n, p in self.module.named_parameters()}
         if not all_finite(weights):
             raise FlowdupError(f"the model has NaN or infinite weights and is not saved to {path}")
-        about = json.dumps({"model": self.name, "inputs": asdict(self.inputs)}, sort_keys=True)
+        sets = {"sets": asdict(self.sets)} if self.sets else {}
+        described = {"model": self.name, "inputs": asdict(self.inputs)} | sets
+        about = json.dumps(described, sort_keys=True)
         metadata = {"flowdup": about, "sha256": _digest(about, weights)}
         write_atomic(Path(path), save_tensors(weights, metadata))
 
@@ -123,6 +150,7 @@ def load_model(path: str | Path) -> PersonalModel:
             about = file.metadata.get("flowdup", "")
             described = read_object(about)
             name, inputs = get_text(described, "model"), read_spec(get_object(described, "inputs"))
+            sets = read_thresholds(get_object(described, "sets")) if "sets" in described else None
             _check_stored(file, name, inputs)
             weights = load_tensors(file.read())
         if file.metadata.get("sha256") != _digest(about, weights):
@@ -132,7 +160,7 @@ def load_model(path: str | Path) -> PersonalModel:
     except (OSError, ValueError, ConfigError, DataError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"cannot read the model {path} ({why}): personalize again") from None
-    return PersonalModel(name, inputs, weights)
+    return PersonalModel(name, inputs, weights, sets)
 
 
 def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:
@@ -155,9 +183,10 @@ class Federation:
         psi: Params,
         round: int,
         start: Weights | None = None,  # that its last stage began from
+        sets: SetThresholds | None = None,  # for prediction sets, if it is certified
     ) -> None:
         self.spec, self.method, self.psi, self.round = spec, method, psi, round
-        self.start = start or {}
+        self.start, self.sets = start or {}, sets
         self.device = next(iter(psi.values())).device
 
     @torch.no_grad()
@@ -168,7 +197,8 @@ class Federation:
         weights = self.method.personalize(self.psi, x, _present(x))
         if not all_finite(weights):
             raise _too_large("a model")
-        return PersonalModel(self.method.f.name or self.spec.model, self.spec.inputs, weights)
+        name = self.method.f.name or self.spec.model
+        return PersonalModel(name, self.spec.inputs, weights, self.sets)
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
         """For many clients with inputs shaped like x: a function from theirs to their models'
@@ -215,7 +245,8 @@ class Federation:
     def __reduce__(self) -> tuple[Any, ...]:
         """For a spawned worker: psi is sent, and the method made anew from its description."""
         psi = {n: p.cpu() for n, p in self.psi.items()}
-        return _make_federation, (self.spec, psi, self.round, self.start, str(self.device))
+        where = str(self.device)
+        return _make_federation, (self.spec, psi, self.round, self.start, where, self.sets)
 
     def _check_makes_models(self) -> None:
         if self.method.predicts_jointly:
@@ -239,15 +270,26 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     method = _build_method(spec, state.start, device)
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
-    return Federation(spec, method, psi, state.round, state.start)
+    sets = certified_thresholds(Path(folder), psi_digest(state.deployed))
+    return Federation(spec, method, psi, state.round, state.start, sets)
+
+
+def psi_digest(psi: Params) -> str:
+    """SHA-256 of what a checkpoint deploys, by which a certificate knows whose it is."""
+    return _digest("", {n: p.cpu() for n, p in psi.items()})
 
 
 def _make_federation(
-    spec: FederationSpec, psi: Params, round: int, start: Weights, device: str
+    spec: FederationSpec,
+    psi: Params,
+    round: int,
+    start: Weights,
+    device: str,
+    sets: SetThresholds | None,
 ) -> Federation:
     place = torch.device(device)
     moved = {n: p.to(place) for n, p in psi.items()}
-    return Federation(spec, _build_method(spec, start, place), moved, round, start)
+    return Federation(spec, _build_method(spec, start, place), moved, round, start, sets)
 
 
 def _build_method(spec: FederationSpec, start: Weights, device: torch.device) -> Method:

@@ -28,12 +28,12 @@ class Unnamed(NamedTuple):
 
 
 def find_groups(path: Path) -> dict[str, Path]:
-    """The folders `train`, `validation` and `test`; without `train`, the path itself is "all"."""
+    """The folders of groups that there are; without `train`, the path itself is "all"."""
     if not path.exists():
         raise DataError(f"there is no {path}: give the path of the clients' data")
     if not (path / "train").is_dir():
         return {"all": path}
-    groups = ("train", "validation", "test")
+    groups = ("train", "validation", "test", "certify")
     return {group: path / group for group in groups if (path / group).is_dir()}
 
 

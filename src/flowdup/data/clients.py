@@ -270,19 +270,20 @@ class Reader(nn.Module):
 
 @dataclass(frozen=True)
 class Population:
-    """The clients of a federation; the three groups share no client and no point."""
+    """The clients of a federation; the groups share no client and no point."""
 
     spec: InputSpec
     train: Sequence[ClientData]
     validation: Sequence[ClientData]
     test: Sequence[ClientData]
+    certify: Sequence[ClientData] = ()  # for `flowdup certify` alone
 
     def checked(self) -> "Population":
         """The same with every client in the right types; DataError if one does not fit.
 
         Lazy clients are checked when they are made.
         """
-        groups = (self.train, self.validation, self.test)
+        groups = (self.train, self.validation, self.test, self.certify)
         return Population(self.spec, *map(self._checked, groups))
 
     def _checked(self, clients: Sequence[ClientData]) -> Sequence[ClientData]:
@@ -319,11 +320,10 @@ class Population:
             }
         else:
             train = [row(client) | {"labeled": client.labeled} for client in self.train]
-        return {
-            "train": train,
-            "validation": [row(client) for client in self.validation],
-            "test": [row(client) for client in self.test],
-        }
+        groups = {"validation": self.validation, "test": self.test}
+        if self.certify:  # runs from before go on
+            groups["certify"] = self.certify
+        return {"train": train} | {n: [row(c) for c in clients] for n, clients in groups.items()}
 
 
 def _readable(mean: Any, std: Any) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from math import inf, isfinite
 from pathlib import Path
 
@@ -33,6 +34,7 @@ _LEAST = {
     "train_clients": 0,
     "validation_clients": 0,
     "test_clients": 0,
+    "certify_clients": 0,
     "classes_per_client": 0,
     "dirichlet": 0,
     "classes": 0,
@@ -45,7 +47,7 @@ _UNSET = {  # in TOML
     "overlap": "false",
     "lazy": "false",
 }
-_LAZY_VALIDATION = 0.2  # the share of the images that validation clients have beside lazy ones
+_LAZY_SHARE = 0.2  # of the images, that validation (or certify) clients have beside lazy ones
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class DataConfig:
     train_clients: int = 0  # how many; 0: as many as the data give
     validation_clients: int = 50  # how many, for choosing rounds and settings
     test_clients: int = 100  # how many, for `flowdup evaluate`
+    certify_clients: int = 0  # how many, for `flowdup certify` alone: nothing else touches them
     labeled_fraction: float = 1.0  # p: the share of training clients that keep their labels
     labeled_traits: LabeledTraits = field(default_factory=LabeledTraits)  # traits that
     # clients must have to keep labels
@@ -137,7 +140,7 @@ def register_source(name: str, load: Loader) -> None:
     """Make a source of clients available under a name that `data.source` can have.
 
     `load(config, stream)` gives a Population, or clients that are split by the settings of `data`:
-    a sequence of them, or three by the names train, validation and test.
+    a sequence of them, or several by the names train, validation, test and certify.
     """
     LOADERS.register(name, load)
 
@@ -167,32 +170,31 @@ def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Populati
         )
     images = source.load(data_folder())
     total = len(images.y_train)
-    fit = total // config.points - config.validation_clients
+    held = {"validation": config.validation_clients, "certify": config.certify_clients}
+    fit = total // config.points - sum(held.values())
     train_clients = config.train_clients or max(fit, 0)
     if train_clients < 1:
         raise ConfigError(
             f"{total} images leave no training client of {config.points} points: lower data.points "
             "or data.validation_clients, or set data.train_clients and data.overlap"
         )
-    share = config.validation_clients / (train_clients + config.validation_clients)
+    shares = [count / (train_clients + sum(held.values())) for count in held.values()]
     if config.lazy:  # the pools, and so the clients, are the same for any number of clients
-        share = _LAZY_VALIDATION if config.validation_clients else 0.0
-    cut = round(share * total) if config.overlap else config.validation_clients * config.points
-    cut = min(cut, total)  # too many are refused below, by name
+        shares = [_LAZY_SHARE if count else 0.0 for count in held.values()]
+    sizes = [count * config.points for count in held.values()]
+    sizes = [round(share * total) for share in shares] if config.overlap else sizes
+    cuts = [min(cut, total) for cut in accumulate(sizes)]  # too many are refused below, by name
     order = stream.child("pool").permutation(total)
     if config.classes_per_client or config.dirichlet:
         order = _interleave_classes(order, images.y_train.numpy())
-    validation, train = torch.from_numpy(order).tensor_split([cut])
+    validation, certify, train = torch.from_numpy(order).tensor_split(cuts)
     pools = {
         "validation": (images.x_train, images.y_train, validation),
+        "certify": (images.x_train, images.y_train, certify),
         "train": (images.x_train, images.y_train, train),
         "test": (images.x_test, images.y_test, torch.arange(len(images.y_test))),
     }
-    counts = {
-        "train": train_clients,
-        "validation": config.validation_clients,
-        "test": config.test_clients,
-    }
+    counts = held | {"train": train_clients, "test": config.test_clients}
     recipe = Recipe(
         config.points,
         config.classes_per_client,
@@ -249,10 +251,16 @@ def _population(
     groups = found if isinstance(found, Mapping) else {"all": found}
     if "all" in groups:
         groups = _split(groups["all"], config, stream)
-    if not {"train"} <= groups.keys() <= {"train", "validation", "test"} or not groups["train"]:
+    known = {"train", "validation", "test", "certify"}
+    if not {"train"} <= groups.keys() <= known or not groups["train"]:
         raise DataError(
             f"data.source = '{config.source}' gave the groups {', '.join(groups) or '(none)'}: "
-            "give train, with at least one client, and perhaps validation and test"
+            "give train, with at least one client, and perhaps validation, test and certify"
+        )
+    if config.certify_clients and "certify" not in groups:
+        raise ConfigError(
+            "data.certify_clients needs clients that are not in groups yet: put some into a group "
+            "'certify', and set data.certify_clients = 0"
         )
     train = groups["train"]
     first = train[0].x
@@ -270,7 +278,8 @@ def _population(
             raise DataError(channels_last_sentence(first.shape[1:]))
         raise ConfigError("data.mean and data.std need one number each, or one per channel")
     spec = InputSpec(tuple(first.shape[1:]), dtype, classes, config.mean, config.std, names)
-    return Population(spec, train, groups.get("validation", []), groups.get("test", []))
+    held = (groups.get(name, []) for name in ("validation", "test", "certify"))
+    return Population(spec, train, *held)
 
 
 def _split(
@@ -278,16 +287,19 @@ def _split(
 ) -> dict[str, list[ClientData]]:
     """The clients dealt out by the stream; training gets data.train_clients, or all that remain."""
     order = [clients[i] for i in stream.child("split").permutation(len(clients))]
-    held = config.validation_clients + config.test_clients
+    tested = config.validation_clients + config.test_clients
+    held = tested + config.certify_clients
     if held + max(config.train_clients, 1) > len(order):
+        aside = f", {config.certify_clients} to certify" if config.certify_clients else ""
         raise ConfigError(
             f"{len(order)} clients cannot give {config.validation_clients} to validation, "
-            f"{config.test_clients} to test and {config.train_clients or 'some'} to training: "
-            "lower data.validation_clients, data.test_clients or data.train_clients"
+            f"{config.test_clients} to test{aside} and {config.train_clients or 'some'} to "
+            "training: lower data.validation_clients, data.test_clients or data.train_clients"
         )
     return {
         "validation": order[: config.validation_clients],
-        "test": order[config.validation_clients : held],
+        "test": order[config.validation_clients : tested],
+        "certify": order[tested:held],
         "train": order[held:][: config.train_clients or None],
     }
 

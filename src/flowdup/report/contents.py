@@ -17,6 +17,7 @@ from flowdup.strict_json import read_lenient_json
 _LARGEST = 1e100  # of a number that is drawn
 _MOST_FIGURE = 2**26  # bytes
 _AGAIN = "run `flowdup evaluate` again"
+_ERRORS = ("empirical_risk", "measured_error_unlabeled")
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,21 @@ class RunContents:
     metrics: list[Row]  # by rounds, one for each
     evaluation: dict[str, Any]
     embedding: bytes
+    certificate: tuple[Row, ...] = ()  # bounds on clients' errors
     problems: tuple[str, ...] = ()  # what could not be read, a sentence each
 
     @classmethod
     def read(
-        cls, name: str, config: bytes, metrics: bytes, evaluation: bytes, embedding: bytes
+        cls,
+        name: str,
+        config: bytes,
+        metrics: bytes,
+        evaluation: bytes,
+        embedding: bytes,
+        certificate: bytes = b"",
     ) -> "RunContents":
-        """From the contents of config.toml, metrics.jsonl, evaluation.json and embedding.svg, empty
-        where there is no such file.
+        """From the contents of config.toml, metrics.jsonl, evaluation.json, embedding.svg and
+        certificate.json, empty where there is no such file.
         """
         problems: list[str] = []
         text = config.decode(errors="replace")
@@ -47,6 +55,7 @@ class RunContents:
             _metrics(metrics, problems),
             _evaluation(evaluation, problems),
             _figure(embedding, problems),
+            _certificate(certificate, problems),
             tuple(problems),
         )
 
@@ -118,6 +127,32 @@ def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
         clean["round"] = found["round"]
     if cleaner.dropped:
         problems.append(f"evaluation.json has values that make no sense, left out here: {_AGAIN}")
+    return clean
+
+
+def _certificate(content: bytes, problems: list[str]) -> tuple[Row, ...]:
+    """Its rows, each with texts and numbers only."""
+    if not content:
+        return ()
+    cleaner = _Cleaner()
+    try:
+        found = read_lenient_json(content)
+        rows = cleaner.list(found.get("certificate")) if isinstance(found, dict) else None
+        if rows is None:
+            raise ValueError("it is not a JSON object")
+    except ValueError as error:
+        problems.append(
+            f"certificate.json is unreadable ({shorten(error, 200)}): run `flowdup certify` again"
+        )
+        return ()
+    texts, numbers = ("route", "data", "assumes", "refused"), ("bound", "delta", *_ERRORS)
+    clean = tuple(
+        {n: cleaner.text(row.get(n)) for n in texts}
+        | {n: cleaner.number(row.get(n)) for n in numbers}
+        for row in map(cleaner.table, rows)
+    )
+    if cleaner.dropped:
+        problems.append("certificate.json has values that make no sense, left out here")
     return clean
 
 

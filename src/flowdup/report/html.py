@@ -39,6 +39,7 @@ def page(run: RunContents) -> str:
         _problems(run),
         _curves(run),
         *_tests(run),
+        _certificate(run),
         _embedding(run),
         _config(run),
         footer(provenance_text(run.evaluation)),
@@ -188,6 +189,30 @@ def _by_trait(clients: Sequence[dict[str, Any]], trait: str) -> str:
         rows.append((str(value), cells))
     titles = [trait, "clients", *(NAMES[reading] for reading in readings)]
     return card(f"Mean accuracy of clients by {escape(trait)}", html_table(titles, rows))
+
+
+def _certificate(run: RunContents) -> str:
+    """How wrong models of clients without labels may be."""
+    if not run.certificate:
+        return ""
+    columns = {
+        "bound": "at most",
+        "empirical_risk": "starts from",
+        "measured_error_unlabeled": "measured",
+    }
+    rows = []
+    for row in run.certificate:
+        values = (row[key] for key in columns)
+        cells = ["" if value is None else f"{value:.3f}" for value in values]
+        rows.append((row["route"], [*cells, escape(row["refused"] or row["assumes"])]))
+    deltas = [r["delta"] for r in run.certificate if r["delta"] is not None]
+    confidence = f"{1 - max(deltas, default=1.0):.0%}"
+    note = (
+        f"Each with confidence {confidence} by itself, not all together. A bound of 1 or more says "
+        "nothing. Prediction sets: the share of points whose class is not in its set."
+    )
+    titles = ["", *columns.values(), "assumes"]
+    return card("Error of clients without labels", html_table(titles, rows), note)
 
 
 def _embedding(run: RunContents) -> str:

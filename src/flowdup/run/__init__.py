@@ -1,5 +1,6 @@
 """Runs: a configuration made ready, trained into a folder, evaluated, drawn and compared."""
 
+from flowdup.run.certify import certify_run
 from flowdup.run.folder import ComparisonFolder, RunFolder
 from flowdup.run.results import embed_run, evaluate_model, evaluate_run, write_report
 from flowdup.run.simulation import Simulation
@@ -9,6 +10,7 @@ __all__ = [
     "ComparisonFolder",
     "RunFolder",
     "Simulation",
+    "certify_run",
     "embed_run",
     "evaluate_model",
     "evaluate_run",

@@ -8,6 +8,7 @@ checkpoint/     psi and the server's state (`checkpoint.py`); it seals what the 
 best/           the same of the round that was best on validation clients, if that is to be kept
 lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
+certificate.json bounds on clients' errors, thresholds of prediction sets (`certify_run`)
 embedding.*     a figure of the clients, png and svg (`embed_run`)
 report.html     curves, metrics, settings
 tensorboard/    the metrics for TensorBoard, if `run.log` names it (`tensorboard.py`)
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowdup.certificate.stored import CERTIFICATE
 from flowdup.checkpoint import BEST, CHECKPOINT, checkpoint_in, has_checkpoint
 from flowdup.config import Config, read_config, read_toml
 from flowdup.data import DataConfig
@@ -83,6 +85,11 @@ class RunFolder:
     def evaluation(self) -> Path:
         """What `evaluate_run` found, as JSON."""
         return self.path / "evaluation.json"
+
+    @property
+    def certificate(self) -> Path:
+        """What `certify_run` found, as JSON."""
+        return self.path / CERTIFICATE
 
     @property
     def report(self) -> Path:
@@ -175,6 +182,10 @@ class RunFolder:
         """Store what `evaluate_run` found."""
         write_atomic(self.evaluation, json.dumps(result, indent=2).encode())
 
+    def write_certificate(self, result: dict[str, Any]) -> None:
+        """Store what `certify_run` found."""
+        write_atomic(self.certificate, json.dumps(result, indent=2).encode())
+
     def read_evaluation(self) -> dict[str, Any]:
         """What `evaluate_run` found, empty where there is no such file."""
         content = _read(self.evaluation)
@@ -196,7 +207,8 @@ class RunFolder:
             raise CheckpointError(
                 f"there is no run folder {self.path}: give the folder that a training wrote"
             )
-        files = (self.config, self.metrics, self.evaluation, self.embedding.with_suffix(".svg"))
+        figure = self.embedding.with_suffix(".svg")
+        files = (self.config, self.metrics, self.evaluation, figure, self.certificate)
         return RunContents.read(self.path.resolve().name, *map(_read, files))
 
 

@@ -93,8 +93,8 @@ def check_clients(folder: RunFolder, listing: bytes) -> None:
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    for group, before in old.items():
-        now = new[group]
+    for group in {**old, **new}:
+        before, now = old.get(group, []), new.get(group, [])
         if isinstance(before, Mapping) or isinstance(now, Mapping):  # lazy clients
             if before != now:
                 yield f"the {group} clients are made otherwise"

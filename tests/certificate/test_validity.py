@@ -1,0 +1,232 @@
+"""Each route on tasks whose true risk is known: 200 draws fail in at most a delta share, and the
+same experiment catches a version that was broken on purpose.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import accumulate
+
+import numpy as np
+from numpy.random import Generator, default_rng
+
+from flowdup.certificate import pac_bayes
+from flowdup.certificate.client_quantile import binomial_tail, error_of_share, share_curve
+from flowdup.certificate.held_out_clients import mean_error_bound
+from flowdup.certificate.kl import monte_carlo_bound
+from flowdup.certificate.pac_bayes import Clients
+from flowdup.certificate.prediction_sets import (
+    label_scores,
+    label_shift_thresholds,
+    make_sets,
+    quantile_of_quantiles,
+    split_threshold,
+)
+
+DRAWS = 200
+DELTA = 0.1
+SURE = 1e-4  # the chance that a right bound is called wrong
+
+
+def fails_too_often(failures: Sequence[bool], delta: float = DELTA) -> bool:
+    """Whether so many failures would be a wonder if each had the chance delta."""
+    return binomial_tail(sum(failures), len(failures), delta) < SURE
+
+
+def experiment(one: Callable[[Generator], bool]) -> list[bool]:
+    """Whether the bound failed, in independent draws."""
+    return [one(default_rng([17, number])) for number in range(DRAWS)]
+
+
+def test_held_out_clients_and_a_reuse_of_them() -> None:
+    """Errors are 0 or 1, the worst case; reusing clients to choose among 20 models breaks it."""
+
+    def fails(draw: Generator, models: int) -> bool:
+        errors = (draw.random((models, 40)) < 0.3).astype(float)
+        best = min(errors, key=sum)
+        return mean_error_bound(best.tolist(), DELTA) < 0.3
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, 1)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, 20)))
+
+
+def test_client_quantiles_and_a_reuse_of_clients() -> None:
+    """A client's error is uniform on [0, 1], so the share of clients with at most e is e."""
+
+    def fails(draw: Generator, models: int) -> bool:
+        errors = min(draw.random((models, 60)), key=lambda e: np.sort(e)[53])
+        return error_of_share(errors.tolist(), 0.8, DELTA) < 0.8
+
+    def curve_fails(draw: Generator, margin: float) -> bool:
+        curve = share_curve(draw.random(25).tolist(), DELTA)
+        return any(point.share_at_once + margin > point.error for point in curve)
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, 1)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, 10)))
+    assert not fails_too_often(experiment(lambda draw: curve_fails(draw, 0.0)))
+    assert fails_too_often(experiment(lambda draw: curve_fails(draw, 0.1)))
+
+
+def unequal_clients(draw: Generator, clients: int) -> list[np.ndarray]:
+    """Scores of clients that differ: the hard ones have few points."""
+    hard = draw.random(clients) < 0.3
+    return [draw.random(3 if h else 60) + (1.0 if h else 0.0) for h in hard]
+
+
+def test_split_sets_count_clients_and_not_points() -> None:
+    """Coverage is an average over draws of all clients, so it is the mean that is tested."""
+
+    def misses(draw: Generator, pooled: bool) -> float:
+        *calibration, new = unequal_clients(draw, 41)
+        if pooled:
+            threshold = float(np.quantile(np.concatenate(calibration), 0.8))
+        else:
+            threshold = split_threshold(calibration, 0.8)
+        return float((new > threshold).mean())
+
+    def covers(pooled: bool) -> bool:
+        found = [misses(default_rng([3, i]), pooled) for i in range(DRAWS)]
+        return float(np.mean(found)) <= 0.2 + 3 * float(np.std(found)) / math.sqrt(DRAWS)
+
+    assert covers(pooled=False)
+    assert not covers(pooled=True)
+
+
+def test_sets_that_were_calibrated_on_what_they_were_fitted_to_miss() -> None:
+    """A model that has seen the calibration clients scores them better than new ones."""
+
+    def misses(draw: Generator, reused: bool) -> bool:
+        *calibration, new = draw.random((41, 30))
+        seen = [own * 0.8 for own in calibration] if reused else list(calibration)
+        return bool(draw.choice(new) > split_threshold(seen, 0.9))
+
+    assert not fails_too_often(experiment(lambda draw: misses(draw, False)))
+    assert fails_too_often(experiment(lambda draw: misses(draw, True)))
+
+
+def test_quantiles_of_quantiles_hold_for_a_share_of_clients() -> None:
+    """A new client has 80 % of its own points covered, in 90 % of the draws."""
+
+    def fails(draw: Generator, reused: bool) -> bool:
+        level = draw.random(40)
+        *calibration, new = draw.random((40, 25)) + level[:, None]
+        seen = [own - 0.3 for own in calibration] if reused else list(calibration)
+        return bool((new <= quantile_of_quantiles(seen, 0.8, 0.9)).mean() < 0.8)
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, False)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, True)))
+
+
+def test_weights_by_label_shares_mend_a_label_shift() -> None:
+    """Class 1 is hard and rare at calibration clients, frequent at the new one."""
+
+    def client(draw: Generator, share: float, points: int) -> tuple[np.ndarray, np.ndarray]:
+        y = (draw.random(points) < share).astype(np.int64)
+        right = np.where(y == 0, 0.7 + 0.3 * draw.random(points), draw.random(points))
+        return np.stack(
+            [np.where(y == 0, right, 1 - right), np.where(y == 1, right, 1 - right)], 1
+        ), y
+
+    def misses(draw: Generator, weighted: bool) -> float:
+        found = [client(draw, 0.1, 30) for _ in range(60)]
+        scores, labels = [label_scores(p, y) for p, y in found], [y for _, y in found]
+        p, y = client(draw, 0.8, 50)
+        threshold: float | np.ndarray = split_threshold(scores, 0.9)
+        if weighted:
+            threshold = label_shift_thresholds(scores, labels, [0.2, 0.8], 0.9)
+        return 1 - float(make_sets(p, threshold)[np.arange(len(y)), y].mean())
+
+    rate = {
+        w: float(np.mean([misses(default_rng([5, i]), w) for i in range(DRAWS)])) for w in (0, 1)
+    }
+    assert rate[True] < 0.1 + 0.01
+    assert rate[False] > 0.2
+
+
+def overfitted_sample(draw: Generator, labeled: int, hypotheses: float) -> float:
+    """The labeled clients' mean loss of the best of so many hypotheses, each of which is wrong at
+    one half of all clients: the least of that many hypergeometric draws, by its distribution.
+    """
+    share = -math.expm1(math.log1p(-draw.random()) / hypotheses)  # quantile of the minimum
+    return bisect_right(cumulative_chances(labeled), share) / labeled
+
+
+@cache
+def cumulative_chances(labeled: int) -> list[float]:
+    """P(at most k of the labeled are among the wrong half of twice as many)."""
+    ways = accumulate(math.comb(labeled, k) ** 2 for k in range(labeled + 1))
+    return [way / math.comb(2 * labeled, labeled) for way in ways]
+
+
+def test_the_transductive_bound_and_half_of_its_complexity() -> None:
+    """The hypernetwork is chosen among 10^18 by labeled clients; the true mean is 1/2 for each."""
+    clients, divergence = Clients(300, 600, 1.0), math.log(1e18)
+
+    def fails(draw: Generator, share: float, root: bool) -> bool:
+        risk = overfitted_sample(draw, 300, 1e18)
+        if root:
+            return risk + pac_bayes.hypernetwork_term(share * divergence, clients, DELTA) < 0.5
+        return pac_bayes.transductive_bound(risk, share * divergence, clients, DELTA).bound < 0.5
+
+    for root in (False, True):
+        assert not fails_too_often(experiment(partial(fails, share=1.0, root=root)))
+        assert fails_too_often(experiment(partial(fails, share=0.5, root=root)))
+
+
+def test_the_inductive_bound_and_half_of_its_complexity() -> None:
+    """As above with independent clients: the least of 10^9 binomials."""
+    n = 60
+    ways = np.cumsum([math.comb(n, k) / 2**n for k in range(n + 1)])
+
+    def fails(draw: Generator, share: float) -> bool:
+        least = -math.expm1(math.log1p(-draw.random()) / 1e9)
+        risk = int(np.searchsorted(ways, least)) / n
+        return pac_bayes.inductive_bound(risk, share * math.log(1e9), n, DELTA).bound < 0.5
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, 1.0)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, 0.5)))
+
+
+def test_theorem_1_and_half_of_its_complexity() -> None:
+    """Every client has one point z = +-1 and the model v = c z, which it remembers: the loss
+    P(f z < 0) with f ~ N(v, alpha) is Phi(-u), u = |c| / sqrt(alpha), and the true risk is 1/2.
+    A few clients, drawn at random, have v = 0.
+    """
+    n, labeled, u, alpha = 200_000, 100_000, 0.5, 0.01
+    clients = Clients(labeled, n, 1.0)
+    wrong = 0.5 * math.erfc(u / math.sqrt(2))
+
+    def fails(draw: Generator, share: float) -> bool:
+        idle = draw.binomial(n, 0.01)
+        idle_labeled = draw.hypergeometric(idle, n - idle, labeled)
+        risk = (idle_labeled * 0.5 + (labeled - idle_labeled) * wrong) / labeled
+        distance = (n - idle) * u**2 * alpha
+        # C by its formula: the noise n k alpha_r / (2 alpha_theta) is below 1 nat here
+        c = share * pac_bayes.gaussian_complexity([distance], 1, alpha, alpha / n, 0.0)
+        return pac_bayes.theorem_1(risk, 0.0, 1.0, [c], clients, DELTA).bound < 0.5
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, 1.0)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, 0.5)))
+
+
+def test_serflings_margin_and_one_without_its_root() -> None:
+    """One predictor that is wrong at a half of 80 clients, 40 of whom are seen."""
+
+    def fails(draw: Generator, factor: float) -> bool:
+        seen = draw.hypergeometric(40, 40, 40) / 40
+        return bool(seen + factor * pac_bayes.serfling_margin(40, 80, DELTA) < 0.5)
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, 1.0)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, 0.3)))
+
+
+def test_the_monte_carlo_term_and_none() -> None:
+    """The risk of a stochastic predictor from 50 samples of it."""
+
+    def fails(draw: Generator, bounded: bool) -> bool:
+        losses = (draw.random(50) < 0.2).astype(float).tolist()
+        return (monte_carlo_bound(losses, DELTA) if bounded else sum(losses) / 50) < 0.2
+
+    assert not fails_too_often(experiment(lambda draw: fails(draw, True)))
+    assert fails_too_often(experiment(lambda draw: fails(draw, False)))

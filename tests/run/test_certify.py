@@ -1,0 +1,237 @@
+"""A certificate of a run: every route, what is refused, and the sets that personal models make."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands.here import flowdup
+
+from flowdup.config import read_config
+from flowdup.data import load_population
+from flowdup.errors import CertificateError, CheckpointError, ConfigError
+from flowdup.personalize import load, load_model
+from flowdup.random import Stream
+from flowdup.run import RunFolder, certify_run, train_run
+
+SETTINGS: dict[str, Any] = {
+    "model": "mlp",
+    "data": {
+        "points": 20,
+        "overlap": True,
+        "train_clients": 60,
+        "validation_clients": 4,
+        "test_clients": 12,
+        "certify_clients": 30,
+        "labeled_fraction": 0.5,
+        "rotations": [0, 90],
+    },
+    "method": {
+        "name": "flowdup",
+        "subspace": {"k": 40},
+        "hypernetwork": {"embedding": 12, "hidden": 10},
+    },
+    "client": {"batch_size": 10, "optimizer": {"lr": 0.1}},
+    "server": {"rounds": 2, "cohort": 6},
+    "run": {"evaluate_every": 2},
+}
+ROUTES = (
+    *("held-out-clients", "client-quantile", "prediction-sets", "prediction-sets-em"),
+    *("prediction-sets-quantile", "prediction-sets-label-shift", "pac-bayes-plain", "pac-bayes-kl"),
+    *("pac-bayes-own-points", "pac-bayes-compression", "pac-bayes-data-prior"),
+)
+
+
+def changed(**data: Any) -> dict[str, Any]:
+    return SETTINGS | {"data": SETTINGS["data"] | data}
+
+
+def trained(out: Path, settings: dict[str, Any] = SETTINGS) -> Path:
+    list(train_run(read_config(settings), out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("certified") / "run")
+
+
+@pytest.fixture(scope="module")
+def certificate(run: Path) -> dict[str, Any]:
+    return certify_run(run, draws=30)
+
+
+def by_route(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["route"]: row for row in rows}
+
+
+def test_every_route_has_a_row_with_its_terms(certificate: dict[str, Any]) -> None:
+    rows = by_route(certificate["certificate"])
+    assert tuple(rows) == ROUTES
+    for name, row in rows.items():
+        assert row["delta"] == 0.05 and row["assumes"] and row["data"] and row["terms"]
+        assert not row["refused"]
+        aside = row["data"] == "30 clients set aside"
+        assert ("made of the images set aside" in row["assumes"]) == aside
+        assert (row["bound"] is None) == (name == "prediction-sets-label-shift")
+        assert 0 <= row["measured_error_unlabeled"] <= 1
+
+
+def test_bounds_lie_above_the_risk_that_they_start_from(certificate: dict[str, Any]) -> None:
+    for row in certificate["certificate"]:
+        if row["empirical_risk"] is not None and row["route"] != "client-quantile":
+            assert row["bound"] > row["empirical_risk"]
+    measured = certificate["measured"]
+    assert set(measured) == {"labeled", "unlabeled", "test", "aside"}
+    rows = by_route(certificate["certificate"])
+    assert rows["held-out-clients"]["empirical_risk"] == measured["aside"]
+    terms = rows["pac-bayes-plain"]["terms"]
+    assert (terms["n_L"], terms["n"], terms["m"]) == (30, 60, 20)
+    parts = sum(terms[name] for name in ("risk", "hypernetwork", "client_models"))
+    assert rows["pac-bayes-plain"]["bound"] == pytest.approx(parts)
+
+
+def test_the_hypernetwork_is_measured_from_where_it_began(run: Path, tmp_path: Path) -> None:
+    """After no round at all its distance is 0, so that the prior costs nothing."""
+    settings = SETTINGS | {"server": {"rounds": 1, "cohort": 6, "optimizer": {"lr": 1e-30}}}
+    rows = by_route(certify_run(trained(tmp_path / "run", settings), draws=5)["certificate"])
+    assert rows["pac-bayes-plain"]["terms"]["hypernetwork_squared"] < 1e-12
+
+
+def test_the_same_run_has_the_same_certificate(run: Path, certificate: dict[str, Any]) -> None:
+    again = certify_run(run, ["pac-bayes"], draws=30)["certificate"]
+    assert again == [r for r in certificate["certificate"] if r["route"].startswith("pac-bayes")]
+
+
+def test_personal_models_make_sets_and_keep_them_when_saved(
+    run: Path, certificate: dict[str, Any], tmp_path: Path
+) -> None:
+    config = RunFolder(run).read_config()
+    client = load_population(config.data, Stream(config.seed).child("data")).test[0]
+    model = load(run).personalize(client.x)
+    sets, wider = model.predict_set(client.x), model.predict_set(client.x, coverage=0.95)
+    assert sets.shape == (20, 10) and sets.dtype == torch.bool
+    assert bool((wider | ~sets).all())
+    threshold = by_route(certificate["certificate"])["prediction-sets"]["terms"]["threshold"]
+    right = 1 - model.predict_proba(client.x).double() <= threshold
+    assert torch.equal(sets, right)
+    model.save(tmp_path / "own.safetensors")
+    assert torch.equal(load_model(tmp_path / "own.safetensors").predict_set(client.x), sets)
+    np.save(tmp_path / "x.npy", client.x.numpy())
+    words = ("predict", tmp_path / "own.safetensors", "--input", tmp_path / "x.npy", "--set", "0.9")
+    printed = json.loads(flowdup(*words, "--json").out)["sets"]
+    assert [list(map(int, own)) for own in printed] == [
+        torch.nonzero(row).flatten().tolist() for row in sets
+    ]
+    assert flowdup(*words).out.splitlines()[0].endswith("}")
+    with pytest.raises(CertificateError, match=r"0\.96 is the most that was calibrated"):
+        model.predict_set(client.x, 0.99)
+
+
+def test_a_model_of_a_run_without_a_certificate_says_what_to_do(tmp_path: Path) -> None:
+    out = trained(tmp_path / "run", changed(certify_clients=0))
+    x = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    with pytest.raises(CertificateError, match="run `flowdup certify` on the run folder"):
+        load(out).personalize(x).predict_set(x)
+
+
+def test_a_certificate_of_another_psi_is_not_used(run: Path, certificate: dict[str, Any]) -> None:
+    path = RunFolder(run).certificate
+    stored = path.read_text()
+    try:
+        path.write_text(stored.replace(certificate["psi_sha256"], "0" * 64))
+        assert load(run).sets is None
+        path.write_text("{}")
+        with pytest.raises(CheckpointError, match="certify again"):
+            load(run)
+    finally:
+        path.write_text(stored)
+    assert load(run).sets is not None
+
+
+def test_the_command_prints_rows_and_the_page_has_them(run: Path) -> None:
+    ended = flowdup("certify", run, "--route", "held-out-clients", "--json")
+    assert [row["route"] for row in json.loads(ended.out)] == ["held-out-clients"]
+    ended = flowdup("certify", run, "--draws", "5", "--delta", "0.1")
+    assert "confidence 90%" in ended.out and "pac-bayes-plain" in ended.out
+    assert "at least 90% of clients have an error of at most" in ended.out
+    page = (run / "report.html").read_text()
+    assert "Error of clients without labels" in page and "held-out-clients" in page
+    assert (run / "certificate.png").is_file() and (run / "certificate.svg").is_file()
+
+
+def test_used_clients_are_refused(run: Path, tmp_path: Path) -> None:
+    out = trained(tmp_path / "without", changed(certify_clients=0))
+    with pytest.raises(CertificateError, match=r"set no clients aside.*data.certify_clients = 100"):
+        certify_run(out)
+    population = load_population(
+        read_config(SETTINGS).data, Stream(read_config(SETTINGS).seed).child("data")
+    )
+    for group in ("train", "validation", "test"):
+        one = getattr(population, group)[0]
+        stored = tmp_path / f"{group}.npz"
+        labels = one.labels if one.labeled else torch.zeros(len(one), dtype=torch.int64)
+        np.savez(stored, x=one.x.numpy(), y=labels.numpy())
+        with pytest.raises(CertificateError, match=f"was used as a {group} client"):
+            certify_run(run, source=stored)
+    reused = replace(population, certify=[population.validation[0]])
+    with pytest.raises(CertificateError, match="'validation-0' was used as a validation client"):
+        certify_run(run, population=reused)
+
+
+def test_other_clients_can_certify(run: Path, tmp_path: Path) -> None:
+    others = load_population(read_config(SETTINGS).data, Stream(99))
+    for client in others.test:
+        np.savez(tmp_path / f"{client.name}.npz", x=client.x.numpy(), y=client.labels.numpy())
+    rows = certify_run(run, ["held-out-clients"], source=tmp_path)["certificate"]
+    assert rows[0]["terms"]["clients"] == len(others.test)
+    with pytest.raises(CertificateError, match="set at least 29 aside"):
+        certify_run(run, ["client-quantile"], source=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (changed(labeled_fraction=1.0), "its first term vanishes"),
+        (changed(labeled_fraction=0.2), "at least 20 with and 20 without"),
+        (changed(labeled_traits={"rotation": [0]}), "not drawn at random"),
+        (SETTINGS | {"method": {"name": "fedavg"}}, "is about the method 'flowdup'"),
+        (
+            SETTINGS | {"before": [{"method": {"name": "fedavg"}, "server": {"rounds": 1}}]},
+            "no prior is free of their labels",
+        ),
+    ],
+)
+def test_where_the_papers_bound_cannot_be_given_it_says_why(
+    settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    out = trained(tmp_path / "run", settings)
+    rows = certify_run(out, draws=5)["certificate"]
+    refused = [row for row in rows if row["route"] == "pac-bayes"]
+    assert refused and sentence in refused[0]["refused"] and refused[0]["bound"] is None
+    assert by_route(rows)["held-out-clients"]["bound"] is not None
+    with pytest.raises(CertificateError, match=sentence):
+        certify_run(out, ["pac-bayes"])
+
+
+def test_what_is_asked_for_must_make_sense(run: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no route 'luck'"):
+        certify_run(run, ["luck"])
+    with pytest.raises(CertificateError, match="delta is 0"):
+        certify_run(run, delta=0.0)
+
+
+def test_a_checkpoint_without_its_seed_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for path in run.rglob("*"):
+        target = copy / path.relative_to(run)
+        target.mkdir(exist_ok=True) if path.is_dir() else target.write_bytes(path.read_bytes())
+    for header in copy.rglob("checkpoint.json"):
+        header.write_text(header.read_text().replace('"seed"', '"sead"'))
+    with pytest.raises(CheckpointError, match=r"restore|copy"):
+        certify_run(copy)
