@@ -25,6 +25,7 @@ from flowdup.params import Params
 from flowdup.rank_one import Factors
 from flowdup.run import train_run
 from flowdup.run.simulation import Simulation
+from flowdup.server import ServerConfig, initial_state, train
 
 PSI = {"w": torch.zeros(3, 2), "b": torch.zeros(3)}
 Attack = Callable[[Reply], Reply]
@@ -151,8 +152,6 @@ def test_without_a_bad_actor_a_wide_bound_changes_nothing_but_rounding() -> None
 
 
 def trained(config: AggregationConfig) -> Params:
-    from flowdup.server import ServerConfig, initial_state, train  # noqa: PLC0415
-
     server = ServerConfig(2, 5, aggregation=config)
     m = method("flowdup")
     state = initial_state(server, m, STREAM, torch.device("cpu"), torch.float32)
