@@ -27,6 +27,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "wire",
         "aggregation",
         "privacy",
+        "secure_sum",
         "optimizers",
         "client",
     ),
