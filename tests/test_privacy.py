@@ -18,6 +18,7 @@ from flowdup.aggregation import AggregationConfig, robust
 from flowdup.config import Config, Stage, read_config
 from flowdup.errors import ConfigError
 from flowdup.messages import Reply
+from flowdup.methods import MethodConfig
 from flowdup.params import Params, pack
 from flowdup.privacy import (
     Draw,
@@ -27,12 +28,11 @@ from flowdup.privacy import (
     gaussian_noise,
     noise_for,
     normal,
-    secret_stream,
 )
 from flowdup.random import Stream
 from flowdup.run import train_run
 from flowdup.run.simulation import Simulation
-from flowdup.server import sample_cohort
+from flowdup.server import next_round
 
 ZEROS = {"w": torch.zeros(300, 201), "b": torch.zeros(())}
 
@@ -70,11 +70,13 @@ def test_noise_follows_from_seed_and_round_or_from_a_secret(tmp_path: Path) -> N
 
 def test_a_secret_draws_other_cohorts(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"k" * 32)
-    simulation = Simulation(private(secret=str(tmp_path / "key")))
-    config, roster = simulation.config.server, simulation.engine.roster
-    streams = secret_stream(str(tmp_path / "key")), simulation.stream
-    a, b = (sample_cohort(config, roster, False, s.child("cohort", 1)) for s in streams)
-    assert a != b
+    drawn = []
+    for secret in ("", str(tmp_path / "key")):
+        made = Simulation(private(secret=secret))
+        state, config = made.initial_state(), made.config.server
+        latest = next_round(config, made.method, made.engine, state, made.stream)
+        drawn.append(sorted(latest.cohort.values()))
+    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize("content", [None, b"short"])
@@ -185,12 +187,12 @@ def test_noise_is_found_for_an_epsilon() -> None:
         noise_for(1e-9, [draw], 50, 1e-5)
 
 
-def private(rounds: int = 4, method: str = "fedavg", **changes: Any) -> Config:
+def private(**changes: Any) -> Config:
     privacy = {"noise": 2.0, "delta": 1e-3} | changes
     return read_config(
         {
             "model": "mlp",
-            "method": {"name": method},
+            "method": {"name": "fedavg"},
             "data": {
                 "source": "digits",
                 "points": 10,
@@ -200,7 +202,7 @@ def private(rounds: int = 4, method: str = "fedavg", **changes: Any) -> Config:
                 "test_clients": 5,
             },
             "server": {
-                "rounds": rounds,
+                "rounds": 4,
                 "cohort": 5,
                 "replacement": False,
                 "aggregation": {"norm_bound": 0.3},
@@ -267,9 +269,16 @@ def test_a_stage_without_noise_would_undo_the_others() -> None:
 
 
 def test_a_method_that_follows_the_loss_is_refused() -> None:
-    simulation = Simulation(private(method="fedprox"))
-    with pytest.raises(ConfigError, match="follows the clients' loss"):
-        next(simulation.rounds(simulation.initial_state()))
+    for adaptive in (True, False):
+        config = private()
+        table = {"name": "fedprox", "adaptive": adaptive}
+        made = Simulation(replace(config, method=MethodConfig.from_table(table)))
+        rounds = made.rounds(made.initial_state())
+        if adaptive:
+            with pytest.raises(ConfigError, match="follows the clients' loss"):
+                next(rounds)
+        else:
+            next(rounds)
 
 
 def test_without_the_accountant_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

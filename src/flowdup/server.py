@@ -236,13 +236,15 @@ def next_round(
     def model() -> Weights:
         return method.global_model(new.deployed)
 
-    known = torch.full_like(update.loss, torch.nan) if private else update.loss
-    own = method.update_server_state(state.method_state, known, model)
-    if private and any(bool(t.isnan().any()) for t in own.values()):
-        raise ConfigError(
-            "the method's server state follows the clients' loss, which server.privacy does not "
-            "cover: choose another method, or settings of it that do not"
-        )
+    own = method.update_server_state(state.method_state, update.loss, model)
+    if private:
+        unknown = torch.full_like(update.loss, torch.nan)
+        blind = method.update_server_state(state.method_state, unknown, model)
+        if not all(torch.allclose(own[n], t, 0, 0, equal_nan=True) for n, t in blind.items()):
+            raise ConfigError(
+                "the method's server state follows the clients' loss, which server.privacy does "
+                "not cover: choose another method, or settings of it that do not"
+            )
     new = replace(new, method_state=own)
     return Round(new, update.loss, broadcast, update.padding, task.cohort, update.guard)
 
