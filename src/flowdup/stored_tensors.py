@@ -71,12 +71,16 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
         length = int.from_bytes(file.read(8), "little")
         if state.st_size < 8 or length > min(state.st_size - 8, _MOST_HEADER):
             raise ValueError("its table of tensors is cut off")
-        table = read_object(file.read(length))
-        metadata = table.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise ValueError("its metadata are no texts")
-        tensors = _described(table, state.st_size - 8 - length)
+        tensors, metadata = _read_table(file.read(length), state.st_size - 8 - length)
         yield StoredTensors(file, tensors, metadata, state.st_size)
+
+
+def describe_tensors(content: bytes) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The checked table, and the metadata, of a file's whole content."""
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > min(len(content) - 8, _MOST_HEADER):
+        raise ValueError("its table of tensors is cut off")
+    return _read_table(content[8 : 8 + length], len(content) - 8 - length)
 
 
 def load_tensors(content: bytes) -> dict[str, Tensor]:
@@ -92,6 +96,15 @@ def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     """Whether no number is NaN or infinite, in float32 either."""
     found = [torch.isfinite(t.float()).all() for t in tensors.values()]
     return bool(torch.stack(found).all()) if found else True  # on a GPU it is waited for once
+
+
+def _read_table(text: bytes, data: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The table in front of so many bytes of data, and the metadata in it."""
+    table = read_object(text)
+    metadata = table.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata are no texts")
+    return _described(table, data), metadata
 
 
 def _described(table: Mapping[str, object], data: int) -> dict[str, TensorInfo]:
