@@ -20,8 +20,10 @@ from flowdup.commands.completion import complete_preset
 from flowdup.commands.demo import demo
 from flowdup.commands.doctor import doctor
 from flowdup.commands.evaluate import evaluate
+from flowdup.commands.federation import federation_app
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
+from flowdup.commands.node import node
 from flowdup.commands.options import Json, Settings
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
@@ -46,7 +48,8 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-for command in (demo, init, doctor, evaluate, compare, reproduce, settings, presets):
+app.add_typer(federation_app, name="federation")
+for command in (demo, init, doctor, evaluate, compare, reproduce, settings, presets, node):
     app.command()(command)
 console = Console(quiet=not is_main_process())
 

@@ -43,6 +43,12 @@ class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
 
 
+class FederationError(FlowdupError):
+    """A federation across machines cannot go on: too few nodes, or no coordinator."""
+
+    exit_code = 1
+
+
 class TrainingWarning(UserWarning):
     """Training goes on, but suffers from something that `flowdup doctor` would name."""
 

@@ -30,6 +30,7 @@ from flowdup.params import pack, unpack
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
+from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.run.start import load_start
 from flowdup.server import BestRound, Round, ServerState, initial_state, next_round
 
@@ -75,12 +76,17 @@ class Simulation:
             config.model, inputs, self.stream, self.device, self.dtype, compute, start=start
         )
         self.method: Method = config.method.build(context)
-        self.engine: Engine = build_engine(
-            config.engine, self.method, config.client, population.train, self.stream
-        )
         self.federation = FederationSpec.of(
             config.seed, config.model, config.method.table(), inputs, self.method
         )
+        self.engine: Engine
+        if isinstance(population, RemotePopulation):
+            described = RemoteStage(config, self.stage, self.federation, self.start)
+            self.engine = population.connect(described)
+        else:
+            self.engine = build_engine(
+                config.engine, self.method, config.client, population.train, self.stream
+            )
 
     @classmethod
     def resume(
@@ -185,6 +191,8 @@ class Simulation:
 
     def _validate(self, state: ServerState) -> tuple[Summary, Params]:
         """Accuracy of validation clients, and the correction that it is with."""
+        if isinstance(self.population, RemotePopulation):
+            return summarize(self.population.accuracies(state.round, state.deployed)), {}
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
             found = transductive_logits(self.engine, state.deployed, labeled)

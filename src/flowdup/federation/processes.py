@@ -1,0 +1,53 @@
+"""The long-lived processes of FLARE: the coordinator's server and a node's client.
+
+Both replace the calling process, so that a supervisor such as systemd sees them directly.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from flowdup.federation.folder import FederationFolder, write_json
+from flowdup.federation.kit import Kit
+
+KIT_VARIABLE = "FLOWDUP_KIT"  # by which the process of a job finds the node's kit
+WITHHELD = ("clients", "labels")  # what a node may keep to itself
+
+
+def become_server(folder: FederationFolder) -> NoReturn:
+    """Serve until the process is ended."""
+    folder.read_names()
+    _become("server.server_train", "fed_server.json", folder.coordinator, "org=coordinator")
+
+
+def become_node(kit: Kit) -> NoReturn:
+    """Take part until the process is ended."""
+    os.environ[KIT_VARIABLE] = str(kit.path)
+    _become("client.client_train", "fed_client.json", kit.path, f"uid={kit.node}", "org=nodes")
+
+
+def write_node_settings(
+    kit: Kit, data: Path, withhold: tuple[str, ...], modules: tuple[str, ...]
+) -> None:
+    """What the process of a job reads: where the data are, and what is not told."""
+    table = {"data": str(data.resolve()), "withhold": withhold, "modules": modules}
+    write_json(kit.settings, table)
+
+
+def read_node_settings(kit: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((kit / "node.json").read_text())
+    return found
+
+
+def _become(module: str, config: str, workspace: Path, *settings: str) -> NoReturn:
+    workspace = workspace.resolve()
+    (workspace / "transfer").mkdir(exist_ok=True)
+    for left in ("pid.fl", "shutdown.fl", "restart.fl"):
+        (workspace / left).unlink(missing_ok=True)
+    settings = ("secure_train=true", *settings, "config_folder=config")
+    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}"]
+    os.chdir(workspace)  # some files of FLARE are named from here
+    sys.stdout.flush()
+    os.execv(sys.executable, [*command, "-m", str(workspace), "-s", config, "--set", *settings])
