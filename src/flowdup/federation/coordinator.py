@@ -77,6 +77,7 @@ class Coordinator:
             self._tell(metrics, calls)
         _, state = load_checkpoint(out.kept)
         done = population.keep(state.round, state.deployed) if population.engines else []
+        self._write_job(nodes=calls.alive, lost=calls.lost, kept=done)
         self._say(f"round {state.round}: psi is with {len(done)} nodes, who made their models")
         return STOPPED if stopped else FINISHED
 

@@ -161,7 +161,7 @@ def _set_up_coordinator(folder: FederationFolder) -> None:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(store / "jobs")
         if component["id"] == "job_scheduler":
-            component["args"]["max_jobs"] = 1
+            component["args"]["max_jobs"] = 10  # one that is slow to end holds up no other
     _store(kit, "resources.json", table)
     _quiet(kit)
     _restrict(kit)

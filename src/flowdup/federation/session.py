@@ -13,6 +13,8 @@ from typing import Any
 from nvflare.fuel.flare_api.api_spec import (
     AuthorizationError,
     InternalError,
+    JobNotFound,
+    JobNotRunning,
     NoConnection,
     NoReply,
 )
@@ -53,16 +55,17 @@ class Session:
         return status.startswith("FINISHED") or status.startswith("FAILED")
 
     def abort(self, job: str) -> None:
-        self._session.abort_job(job)
+        """End a job; after a crash it may be listed and not run, which is no error."""
+        try:
+            self._session.abort_job(job)
+        except (InternalError, JobNotFound, JobNotRunning):
+            return
 
     def abort_all(self) -> None:
         """End jobs that a killed `run` has left."""
         for job in self._session.list_jobs():
             if job.get("status") in ("RUNNING", "SUBMITTED", "DISPATCHED", "APPROVED"):
-                try:
-                    self._session.abort_job(job["job_id"])
-                except InternalError:
-                    continue  # after a crash it is listed and does not run
+                self.abort(job["job_id"])
 
 
 @contextmanager

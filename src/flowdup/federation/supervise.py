@@ -25,7 +25,9 @@ from flowdup.settings import plain
 
 _POLL_SECONDS = 1.0
 _MOST_IDLE = 5  # jobs in a row without a round
-_SETTLE_SECONDS = 3.0  # that a node must be back before a job ends for it
+_END_SECONDS = 20.0  # for FLARE to end a job whose work is done
+_LOST_SECONDS = 3.0  # the same where a node was lost, for which it would wait minutes
+_SETTLE_SECONDS = 1.0  # that a node must be back before a job ends for it
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def run_federation(
         current = held.enter_context(session(folder.admin))
         current.abort_all()
         first, number, idle = request.wait_for or len(names.nodes), 0, 0
+        deliveries = 0
         while not stop():
             nodes = yield from _wait(folder, current, min(first, len(names.nodes)), request, stop)
             if not nodes:
@@ -65,12 +68,24 @@ def run_federation(
             if job.outcome == FAILED:
                 raise FederationError(f"the run stopped: {job.message}")
             if job.outcome == FINISHED:
-                return
+                away = _without_psi(folder, current)
+                if not away or deliveries == _MOST_IDLE:
+                    return
+                deliveries += 1
+                yield f"training is finished; one more job brings psi to {', '.join(away)}"
+                continue
             if job.message:
                 yield job.message
             idle = 0 if out.count_rounds() > before else idle + 1
             if idle >= _MOST_IDLE:
                 raise FederationError(f"{idle} jobs in a row did no round: {job.message}")
+
+
+def _without_psi(folder: FederationFolder, current: Session) -> list[str]:
+    """Nodes that are there and were not when training ended."""
+    kept, suspended = read_json(folder.job).get("kept", []), NodeRecord(folder).suspended
+    known = folder.read_names().nodes
+    return [n for n in current.connected() if n in known and n not in (*kept, *suspended)]
 
 
 def _wait(
@@ -137,12 +152,18 @@ class _Job:
 
     def follow(self, stop: Callable[[], bool]) -> Iterator[str]:
         """Lines of the job until it is over."""
+        ended = 0.0  # when our part of the job ended
         while True:
             yield from self._lines()
             state = read_json(self.folder.job)
             self.outcome, self.message = state.get("outcome", ""), state.get("message", "")
-            over = self.current.is_over(self.id)
-            if over:
+            if self.outcome:
+                ended = ended or time.monotonic()
+                grace = _LOST_SECONDS if state.get("lost") else _END_SECONDS
+                if time.monotonic() - ended > grace:  # FLARE waits long for a node that is dead
+                    self.current.abort(self.id)
+                    return
+            if self.current.is_over(self.id):
                 yield from self._lines()
                 if not self.outcome:
                     self.message = "the job died: another goes on from the last checkpoint"
