@@ -33,6 +33,7 @@ class Calls:
     proxies: Mapping[str, Any]  # of FLARE, by node
     settings: CallSettings
     lost: dict[str, str] = field(default_factory=dict)  # why, by node
+    lost_at: dict[str, float] = field(default_factory=dict)  # when
 
     @property
     def alive(self) -> list[str]:
@@ -40,6 +41,7 @@ class Calls:
 
     def give_up(self, node: str, reason: str) -> None:
         self.lost.setdefault(node, reason)
+        self.lost_at.setdefault(node, time.time())
 
     def call(self, name: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Answers by node; who gives none is lost, and `lost` says why."""

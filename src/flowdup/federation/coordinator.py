@@ -43,7 +43,7 @@ class Coordinator:
         request = read_json(self.files.request)
         self.job = {"number": request["number"], "pid": os.getpid(), "outcome": "", "message": ""}
         try:
-            self._write_job(outcome=self._train(request, collab.clients))
+            self._write_job(outcome=self.train(request, collab.clients))
         except FederationError as error:
             self._write_job(outcome=WAITING, message=str(error))
         except FlowdupError as error:
@@ -52,7 +52,8 @@ class Coordinator:
             self._write_job(outcome=FAILED, message=f"{type(error).__name__}: {error}")
             raise
 
-    def _train(self, request: dict[str, Any], proxies: Any) -> str:
+    def train(self, request: dict[str, Any], proxies: Any) -> str:
+        """Train with these nodes (FLARE's stand-ins for them); how it ended."""
         import_modules(request["modules"])
         config = read_config(request["config"])
         config = replace(config, run=replace(config.run, checkpoint_every=1))
@@ -108,7 +109,7 @@ class Coordinator:
         )
 
     def _tell(self, metrics: dict[str, Any], calls: Calls) -> None:
-        self._write_job(nodes=calls.alive, lost=calls.lost)
+        self._write_job(nodes=calls.alive, lost=calls.lost, lost_at=calls.lost_at)
         loss, accuracy = metrics.get("loss"), metrics.get("validation_accuracy")
         told = f"round {metrics['round']}: loss {loss:.4f}, {len(calls.alive)} nodes"
         if accuracy is not None:

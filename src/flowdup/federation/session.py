@@ -24,7 +24,7 @@ from flowdup.errors import FederationError
 from flowdup.federation.provision import NODE_CLASSES, SERVER_CLASSES
 
 _NO_SERVER = (NoConnection, NoReply, InternalError, OSError)
-_FRESH = 8.0  # seconds since a node's last sign; it gives one every 5
+_FRESH = 11.0  # seconds since a node's last sign; it gives one every 5
 _SYNC_SECONDS = 90  # for all nodes to start the process of a job
 
 
@@ -34,11 +34,13 @@ class Session:
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    def connected(self) -> list[str]:
-        """Nodes that gave a sign of life just now."""
-        found = self._session.get_system_info().client_info
-        now = time.time()
-        return [c.name for c in found if now - (c.last_connect_time or 0) < _FRESH]
+    def connected(self) -> dict[str, float]:
+        """Nodes that gave a sign of life just now, and when."""
+        found = {
+            client.name: client.last_connect_time or 0.0
+            for client in self._session.get_system_info().client_info
+        }
+        return {name: last for name, last in found.items() if time.time() - last < _FRESH}
 
     def submit(self, job: Path) -> str:
         """Submit a job's folder; FederationError if the certificate has no right to."""

@@ -17,7 +17,7 @@ def federation_status(folder: FederationFolder, out: Path, ask: bool = True) -> 
     if ask:
         try:
             with session(folder.admin, timeout=5.0) as current:
-                connected = current.connected()
+                connected = list(current.connected())
         except FederationError:
             connected = None  # no server: nobody can be
     rounds, metrics = read_rounds(out), run.read_metrics()

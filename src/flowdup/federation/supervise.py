@@ -27,7 +27,6 @@ _POLL_SECONDS = 1.0
 _MOST_IDLE = 5  # jobs in a row without a round
 _END_SECONDS = 20.0  # for FLARE to end a job whose work is done
 _LOST_SECONDS = 3.0  # the same where a node was lost, for which it would wait minutes
-_SETTLE_SECONDS = 1.0  # that a node must be back before a job ends for it
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,6 @@ class _Job:
         write_job(where, folder.path, nodes, request.federation.minimum)
         self.read = folder.log.stat().st_size if folder.log.exists() else 0
         self.id = current.submit(where)
-        self.back: dict[str, float] = {}  # since when a node is there that the job has not
 
     def follow(self, stop: Callable[[], bool]) -> Iterator[str]:
         """Lines of the job until it is over."""
@@ -176,15 +174,12 @@ class _Job:
         taking_part = state.get("nodes")
         if taking_part is None:  # it has not begun
             return False
-        suspended = NodeRecord(self.folder).suspended
-        known, now = self.folder.read_names().nodes, time.monotonic()
-        outside = {
-            node
-            for node in self.current.connected()
-            if node in known and node not in taking_part and node not in suspended
-        }
-        self.back = {node: self.back.get(node, now) for node in outside}
-        return any(now - since > _SETTLE_SECONDS for since in self.back.values())
+        left_out = (*taking_part, *NodeRecord(self.folder).suspended)
+        known, lost_at = self.folder.read_names().nodes, state.get("lost_at", {})
+        return any(
+            node in known and node not in left_out and last > lost_at.get(node, 0.0)
+            for node, last in self.current.connected().items()
+        )
 
     def _lines(self) -> list[str]:
         if not self.folder.log.exists():
