@@ -56,6 +56,11 @@ class Session:
         status = str(self._session.get_job_meta(job).get("status", ""))
         return status.startswith("FINISHED") or status.startswith("FAILED")
 
+    def why_not_started(self, job: str) -> list[str]:
+        """What the server and nodes said when they were given a job, apart from yes."""
+        told = self._session.get_job_meta(job).get("job_deploy_detail", [])
+        return [line for line in told if not line.endswith(": OK")]
+
     def abort(self, job: str) -> None:
         """End a job; after a crash it may be listed and not run, which is no error."""
         try:

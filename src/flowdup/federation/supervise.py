@@ -164,7 +164,8 @@ class _Job:
             if self.current.is_over(self.id):
                 yield from self._lines()
                 if not self.outcome:
-                    self.message = "the job died: another goes on from the last checkpoint"
+                    told = "; ".join(self.current.why_not_started(self.id))
+                    self.message = f"the job died ({told})" if told else "the job died"
                 return
             if not self.outcome and (stop() or self._is_someone_back(state)):
                 self.folder.stop.touch()
