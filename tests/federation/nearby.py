@@ -21,7 +21,7 @@ from flowdup.federation.folder import FederationFolder, FederationNames
 from flowdup.federation.kit import Kit
 from flowdup.federation.local import write_clients
 from flowdup.federation.node import Node
-from flowdup.federation.processes import KIT_VARIABLE, write_node_settings
+from flowdup.federation.processes import KIT_VARIABLE, NodeSettings, write_node_settings
 from flowdup.federation.provision import init_federation
 from flowdup.random import Stream
 from flowdup.settings import plain
@@ -110,7 +110,7 @@ class NearbyFederation:
         found = []
         for name in names or NODES:
             kit = Kit(self.folder.kit(name), name)
-            write_node_settings(kit, self.root / "data" / name, withhold, ())
+            write_node_settings(kit, NodeSettings(self.root / "data" / name, withhold))
             os.environ[KIT_VARIABLE] = str(kit.path)
             found.append(Stub(name, Node()))
         return found

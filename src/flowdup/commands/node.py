@@ -28,6 +28,7 @@ def node(
     from flowdup.federation.models import personalize_node  # noqa: PLC0415
     from flowdup.federation.processes import (  # noqa: PLC0415
         WITHHELD,
+        NodeSettings,
         become_node,
         read_node_settings,
         write_node_settings,
@@ -41,17 +42,18 @@ def node(
     if odd := set(withhold or []) - {*WITHHELD}:
         raise ConfigError(f"'{min(odd)}' cannot be withheld: use {' or '.join(WITHHELD)}")
     if data is not None:
-        write_node_settings(opened, data, tuple(withhold or []), tuple(context.obj))
-    settings = read_node_settings(opened.path)
+        own = NodeSettings(data, tuple(withhold or []), tuple(context.obj))
+        write_node_settings(opened, own)
+    settings = read_node_settings(opened)
     if action == "personalize":
-        import_modules(settings["modules"])  # type: ignore[arg-type]
-        written = [str(path) for path in personalize_node(opened, Path(str(settings["data"])))]
+        import_modules(settings.modules)
+        written = [str(path) for path in personalize_node(opened, settings.data)]
         print(json.dumps({"models": written}) if as_json else "\n".join(written))
         return
     if action:
         raise ConfigError(f"a node cannot '{action}': use 'personalize', or nothing to take part")
-    told = {"node": opened.node, "data": settings["data"], "withheld": settings["withhold"]}
-    line = f"{opened.node} takes part with {settings['data']}; Ctrl-C ends it"
+    told = {"node": opened.node, "data": str(settings.data), "withheld": settings.withhold}
+    line = f"{opened.node} takes part with {settings.data}; Ctrl-C ends it"
     print(json.dumps(told) if as_json else line, flush=True)
     become_node(opened)
 

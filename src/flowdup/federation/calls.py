@@ -37,9 +37,11 @@ class Calls:
 
     @property
     def alive(self) -> list[str]:
+        """Nodes that have not been given up, in order."""
         return [node for node in self.proxies if node not in self.lost]
 
     def give_up(self, node: str, reason: str) -> None:
+        """Call a node no more in this job."""
         self.lost.setdefault(node, reason)
         self.lost_at.setdefault(node, time.time())
 

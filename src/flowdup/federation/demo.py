@@ -42,6 +42,7 @@ _SECONDS = 240.0  # for all of it
 
 
 def main() -> None:
+    """The command: run the demo and print its summary."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its processes
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/federation-demo"))

@@ -47,17 +47,20 @@ class NodePopulation(RemotePopulation):
 
     @property
     def roster(self) -> Roster:
+        """The clients of nodes that are alive; FederationError if none of them has labels."""
         found = self.book.roster(self.calls.alive)
         if not len(found.labeled_ids) and len(self.book.roster([*self.book.table]).labeled_ids):
             raise FederationError(f"no node with labels is there: {_LATER}")
         return found
 
     def connect(self, stage: RemoteStage) -> Engine:
+        """The engine of a stage; FederationError if too few nodes are ready."""
         engine = FederationEngine(self, stage)
         self.engines.append(engine)
         return engine
 
     def accuracies(self, round: int, params: Params) -> Sequence[float]:
+        """Of the validation clients of all nodes; a node that sends no percentages is refused."""
         task = task_to_bytes(self.engines[-1].params_task(round, params))
         answers = self.calls.call("evaluate", {node: (task,) for node in self.calls.alive})
         found: list[float] = []
@@ -76,6 +79,7 @@ class NodePopulation(RemotePopulation):
         return [node for node, answer in answers.items() if answer == {}]
 
     def listing(self) -> dict[str, Any]:
+        """The authority: a run goes on in its own federation only."""
         return self.origin
 
     def refuse(self, node: str, round: int, reason: str) -> None:

@@ -41,34 +41,42 @@ class FederationFolder:
 
     @property
     def names(self) -> Path:
+        """The file with host, port and nodes."""
         return self.path / "federation.json"
 
     @property
     def authority(self) -> Path:
+        """The authority's own files, with its private key."""
         return self.path / "authority"
 
     @property
     def coordinator(self) -> Path:
+        """The server's kit, and its logs and jobs."""
         return self.path / "coordinator"
 
     @property
     def admin(self) -> Path:
+        """The kit of who may submit jobs."""
         return self.path / "admin" / ADMIN
 
     @property
     def viewer(self) -> Path:
+        """The kit of who may look."""
         return self.path / "viewer" / VIEWER
 
     @property
     def nodes(self) -> Path:
+        """The file of refusals and suspensions."""
         return self.path / "nodes.json"
 
     @property
     def request(self) -> Path:
+        """The file that says what the job is to do."""
         return self.path / "request.json"
 
     @property
     def job(self) -> Path:
+        """The file in which the running job says how it fares."""
         return self.path / "job.json"
 
     @property
@@ -82,6 +90,7 @@ class FederationFolder:
         return self.path / "federation.log"
 
     def kit(self, node: str) -> Path:
+        """What a node is given."""
         return self.path / "kits" / node
 
     def read_names(self) -> FederationNames:
@@ -97,10 +106,12 @@ class FederationFolder:
             ) from None
 
     def write_names(self, names: FederationNames) -> None:
+        """Store them."""
         write_json(self.names, asdict(names))
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file as a whole."""
     write_atomic(path, json.dumps(value, indent=2).encode())
 
 

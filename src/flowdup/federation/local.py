@@ -50,6 +50,7 @@ class LocalFederation:
         )
 
     def init(self, nodes: Sequence[str]) -> None:
+        """Make kits for these nodes, with a port that is free."""
         names, port = ",".join(nodes), str(free_port())
         done = self.command(
             *("federation", "init", "--nodes", names, "--port", port),
@@ -59,6 +60,7 @@ class LocalFederation:
             raise RuntimeError(done.stderr)
 
     def start_server(self) -> None:
+        """Start the coordinator's server and wait until it listens."""
         self.start("server", "federation", "start", str(self.folder.path))
         port, until = self.folder.read_names().port, time.monotonic() + 60
         while time.monotonic() < until:
@@ -68,6 +70,7 @@ class LocalFederation:
         raise RuntimeError(f"no server: {self.output('server')}")
 
     def start_node(self, node: str, *more: str) -> None:
+        """Start a node with the data in ROOT/data/NODE; `more` are words before `node`."""
         kit, data = self.folder.kit(node), self.root / "data" / node
         self.start(node, *more, "node", str(kit), "--data", str(data))
 
@@ -83,6 +86,7 @@ class LocalFederation:
             )
 
     def output(self, name: str) -> str:
+        """All that a party has printed."""
         return (self.root / f"{name}.log").read_text()
 
     def wait(self, name: str, timeout: float) -> int:

@@ -28,6 +28,7 @@ from flowdup.engines import build_engine
 from flowdup.errors import FlowdupError, MessageError
 from flowdup.evaluation import transductive_logits
 from flowdup.federation.folder import write_json
+from flowdup.federation.kit import open_kit
 from flowdup.federation.models import DATA_FILE, write_models
 from flowdup.federation.processes import KIT_VARIABLE, read_node_settings
 from flowdup.federation_spec import FederationSpec, read_spec
@@ -50,10 +51,10 @@ class Node:
     """One node of a federation; FLARE makes it when a job begins and calls it from there on."""
 
     def __init__(self) -> None:
-        self.kit = Path(os.environ[KIT_VARIABLE])
-        table = read_node_settings(self.kit)
-        self.data, self.withheld = Path(str(table["data"])), table["withhold"]
-        import_modules(table["modules"])  # type: ignore[arg-type]
+        kit = open_kit(Path(os.environ[KIT_VARIABLE]))
+        self.kit, self.settings = kit.path, read_node_settings(kit)
+        self.data = self.settings.data
+        import_modules(self.settings.modules)
         self.lock = threading.Lock()  # one call at a time, but for `ping`
         self.stage: _Stage | None = None
 
@@ -125,8 +126,9 @@ class Node:
         }
 
     def _begin(self, request: str, start: bytes) -> Answer:
-        self.stage = stage = _Stage(_table(request), start, self.data, "clients" in self.withheld)  # type: ignore[operator]
-        many, known = len(stage.clients), "labels" not in self.withheld  # type: ignore[operator]
+        as_one = "clients" in self.settings.withhold
+        self.stage = stage = _Stage(_table(request), start, self.data, as_one)
+        many, known = len(stage.clients), "labels" not in self.settings.withhold
         labeled = [client.labeled for client in stage.clients]
         if stage.as_one:
             many, labeled = 1, [any(labeled)]

@@ -3,14 +3,15 @@
 Both replace the calling process, so that a supervisor such as systemd sees them directly.
 """
 
-import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from flowdup.federation.folder import FederationFolder, write_json
 from flowdup.federation.kit import Kit
+from flowdup.strict_json import get_text, get_texts, read_object
 
 KIT_VARIABLE = "FLOWDUP_KIT"  # by which the process of a job finds the node's kit
 WITHHELD = ("clients", "labels")  # what a node may keep to itself
@@ -28,17 +29,27 @@ def become_node(kit: Kit) -> NoReturn:
     _become("client.client_train", "fed_client.json", kit.path, f"uid={kit.node}", "org=nodes")
 
 
-def write_node_settings(
-    kit: Kit, data: Path, withhold: tuple[str, ...], modules: tuple[str, ...]
-) -> None:
-    """What the process of a job reads: where the data are, and what is not told."""
-    table = {"data": str(data.resolve()), "withhold": withhold, "modules": modules}
-    write_json(kit.settings, table)
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the process of a job needs to know of its node."""
+
+    data: Path  # of the clients
+    withhold: tuple[str, ...] = ()  # of `WITHHELD`, what is not told
+    modules: tuple[str, ...] = ()  # that register a user's own models and methods
 
 
-def read_node_settings(kit: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((kit / "node.json").read_text())
-    return found
+def write_node_settings(kit: Kit, settings: NodeSettings) -> None:
+    """Store them in the kit, where the process of a job finds them."""
+    table = {"data": str(settings.data.resolve()), "withhold": settings.withhold}
+    write_json(kit.settings, table | {"modules": settings.modules})
+
+
+def read_node_settings(kit: Kit) -> NodeSettings:
+    """What `write_node_settings` wrote."""
+    table = read_object(kit.settings.read_bytes())
+    return NodeSettings(
+        Path(get_text(table, "data")), get_texts(table, "withhold"), get_texts(table, "modules")
+    )
 
 
 def _become(module: str, config: str, workspace: Path, *settings: str) -> NoReturn:

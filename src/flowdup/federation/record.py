@@ -51,9 +51,11 @@ class NodeRecord:
 
     @property
     def suspended(self) -> list[str]:
+        """Nodes that are left out."""
         return [n for n, own in read_json(self.folder.nodes).items() if own["suspended"]]
 
     def refusals(self, node: str) -> list[dict[str, Any]]:
+        """Of a node: round, reason and time of each."""
         found: list[dict[str, Any]] = read_json(self.folder.nodes).get(node, {}).get("refusals", [])
         return found
 
@@ -104,6 +106,7 @@ class ClientBook:
 
     @classmethod
     def load(cls, run: Path) -> "ClientBook":
+        """Of a run, empty before its first job."""
         path = run / "nodes.json"
         return cls(path, read_json(path))
 
