@@ -21,7 +21,17 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "registry",
     ),
     *("data", "models", "rank_one", "subspace", "hypernetwork", "prior", "methods"),
-    *("augmentation", "batches", "messages", "wire", "aggregation", "optimizers", "client"),
+    *(
+        "augmentation",
+        "batches",
+        "messages",
+        "wire",
+        "aggregation",
+        "privacy",
+        "secure_sum",
+        "optimizers",
+        "client",
+    ),
     *("accelerate", "engines", "server"),
     *(
         "federation_spec",

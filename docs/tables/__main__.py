@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE / "benchmarks"))
 
-from accuracy import demo, in_detail, methods, other_data, precision  # noqa: E402
+from accuracy import demo, in_detail, methods, other_data, precision, privacy  # noqa: E402
 from layout import Results  # noqa: E402
 from reproduced import reproduced  # noqa: E402
 from speed import benched, personalizing, population, rounds, start_up  # noqa: E402
@@ -27,6 +27,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "methods": methods,
     "other-data": other_data,
     "precision": precision,
+    "privacy": privacy,
     "round-gpu": partial(
         rounds,
         file="gpu",

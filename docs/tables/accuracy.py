@@ -123,3 +123,19 @@ def in_detail(results: Results, file: str, data: str = "") -> str:
         seeds = ", ".join(map(tenths, known(mine, "accuracy")))
         body.append([f"`{name}`", *(spread(known(mine, key)) for key in shown), seeds])
     return f"{grid(['variant', *shown.values(), 'accuracy of each seed'], body)}\n{origins(rows)}"
+
+
+def privacy(results: Results) -> str:
+    """By method and epsilon, as it was after the last round."""
+    rows = results.runs("digits-privacy")
+    epsilons = list(dict.fromkeys(row.get("epsilon") for row in rows))
+
+    def cell(group: Sequence[Result], epsilon: float | None) -> str:
+        return spread(known([row for row in group if row.get("epsilon") == epsilon], "accuracy"))
+
+    head = ["test clients", *("no noise" if e is None else f"epsilon {e:.1f}" for e in epsilons)]
+    body = [
+        [f"`{name}`", *(cell(group, e) for e in epsilons)]
+        for name, group in by_method(rows).items()
+    ]
+    return f"{grid(head, body)}\n{origins(rows)}"

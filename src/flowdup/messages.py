@@ -82,6 +82,7 @@ class Reply:
     rows: int  # all of them, padding too
     factors: dict[str, Factors] = field(default_factory=dict)
     clients: int = 1  # whose sum this is
+    member: int = -1  # the position in the cohort, by the engine; -1: of a sum, or unknown
 
     @property
     def bytes(self) -> int:
@@ -118,6 +119,13 @@ class Reply:
             if not bool(torch.isfinite(tensor).all()):
                 raise MessageError(f"a reply has NaN or infinite numbers in '{name}': drop it")
         return self
+
+
+class Refusal(NamedTuple):
+    """A reply that was left out of a round, and why."""
+
+    member: int  # position in the cohort; -1: unknown
+    reason: str
 
 
 def _check_names(names: Iterable[str], schema: Schema) -> None:

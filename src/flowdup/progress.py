@@ -122,10 +122,14 @@ class Rounds(_Bars):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]}  validation {task.fields[accuracy]}"),
+            TextColumn("{task.fields[guards]}"),
             TextColumn("{task.fields[speed]} rounds/s"),
             TimeRemainingColumn(),
         )
-        self.task = self.progress.add_task("", total=rounds, loss="-", accuracy="-", speed="-")
+        self.task = self.progress.add_task(
+            "", total=rounds, loss="-", accuracy="-", speed="-", guards=""
+        )
+        self.refused = 0
         self.start: tuple[int, float] | None = None
         self.preparing = Preparing(console=self.console)
         self.warnings = warning_lines(self.console)
@@ -149,6 +153,10 @@ class Rounds(_Bars):
             self.start = (metrics["round"], metrics["seconds"])
         if "validation_accuracy" in metrics:
             fields["accuracy"] = f"{metrics['validation_accuracy']:.2f} %"
+        self.refused += metrics.get("refused", 0)
+        guards = [f"epsilon {metrics['epsilon']:.3g}"] if "epsilon" in metrics else []
+        guards += [f"refused {self.refused}"] if self.refused else []
+        fields["guards"] = "  ".join(guards)
         elapsed = metrics["seconds"] - self.start[1]
         if elapsed > 0:
             fields["speed"] = f"{(metrics['round'] - self.start[0]) / elapsed:.1f}"

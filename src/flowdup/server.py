@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flowdup.aggregation import Aggregation, mean
+from flowdup.aggregation import Aggregation, AggregationConfig, Guard, mean, robust
 from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
-from flowdup.messages import Task, schema_of
+from flowdup.messages import Cohort, Task, schema_of
 from flowdup.methods import Method, Params
 from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.params import prefixed
+from flowdup.privacy import Draw, PrivacyConfig, gaussian_noise, secret_stream
 from flowdup.random import Stream, distinct
 from flowdup.settings import check_range
 
@@ -31,6 +32,8 @@ class ServerConfig:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("adam", 1e-3))
     averaging: float = 0.0  # what stays of psi's moving average in a round; 0: there is none
     warm_up: int = 0  # the first rounds, in which the rate rises from 0
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
         check_range("server.rounds", self.rounds, 1)
@@ -40,6 +43,26 @@ class ServerConfig:
         check_range("server.lr_decay_fraction", self.lr_decay_fraction, 0, 1)
         check_range("server.averaging", self.averaging, 0, 0.9999)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
+        if self.privacy.noise:
+            self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Refuse what no epsilon could be told for."""
+        for wrong, remedy in (
+            (not self.aggregation.norm_bound, "set server.aggregation.norm_bound"),
+            (self.aggregation.name != "mean", "set server.aggregation.name to 'mean'"),
+            (self.replacement, "set server.replacement to false"),
+        ):
+            if wrong:
+                raise ConfigError(
+                    "server.privacy.noise needs a mean of updates with a norm bound, of cohorts "
+                    f"drawn without replacement: {remedy}"
+                )
+
+    @property
+    def sees_each(self) -> bool:
+        """Whether the aggregation needs every client's own reply."""
+        return self.aggregation.sees_each
 
     def rate(self, round: int) -> float:
         """What the learning rate is multiplied by: rising linearly, 1, then falling linearly."""
@@ -93,6 +116,8 @@ class Round:
     loss: Tensor
     broadcast: Params  # what clients were sent besides psi
     padding: float  # the share of the engine's rows that held no data
+    cohort: Cohort  # whom the server asked
+    guard: Guard | None = None  # what was refused and clipped, where replies are looked at
 
 
 def initial_state(
@@ -109,6 +134,16 @@ def initial_state(
     return ServerState(0, psi, Optimizer(config.optimizer).init(psi), own, average)
 
 
+def cohort_draws(config: ServerConfig, roster: Roster, learns_unlabeled: bool) -> tuple[Draw, Draw]:
+    """How many labeled clients a cohort has, and how many unlabeled ones, of how many."""
+    mixed = learns_unlabeled and len(roster.unlabeled_ids) > 0
+    share = round(config.alpha * config.cohort) if mixed else config.cohort
+    return (
+        Draw(share, len(roster.labeled_ids)),
+        Draw(config.cohort - share, len(roster.unlabeled_ids)),
+    )
+
+
 def sample_cohort(
     config: ServerConfig, roster: Roster, learns_unlabeled: bool, stream: Stream
 ) -> list[int]:
@@ -122,14 +157,13 @@ def sample_cohort(
         raise TrainingError(
             "no training client has a label: give labels to some, or raise data.labeled_fraction"
         )
-    mixed = learns_unlabeled and len(roster.unlabeled_ids) > 0
-    share = round(config.alpha * config.cohort) if mixed else config.cohort
+    labeled, unlabeled = cohort_draws(config, roster, learns_unlabeled)
     cohort: list[int] = []
-    for name, ids, count in (
-        ("labeled", roster.labeled_ids, share),
-        ("unlabeled", roster.unlabeled_ids, config.cohort - share),
+    for name, ids, (count, size) in (
+        ("labeled", roster.labeled_ids, labeled),
+        ("unlabeled", roster.unlabeled_ids, unlabeled),
     ):
-        draw, size = stream.child(name), len(ids)
+        draw = stream.child(name)
         if not config.replacement and count > size:
             raise ConfigError(
                 f"a cohort needs {count} {name} clients and there are {size}: lower "
@@ -137,7 +171,7 @@ def sample_cohort(
             )
         if config.replacement:
             chosen = draw.integers(count, max(size, 1)).tolist()
-        elif isinstance(ids, range):
+        elif isinstance(ids, range) and not config.privacy.noise:  # which counts on random order
             chosen = distinct(iter(draw.words(count).tolist()), count, size)
         else:
             chosen = draw.permutation(size)[:count].tolist()
@@ -156,9 +190,12 @@ def train(
     engine: Engine,
     state: ServerState,
     stream: Stream,
-    aggregate: Aggregation = mean,
+    aggregate: Aggregation | None = None,
 ) -> Iterator[Round]:
-    """Yield every round from `state.round + 1` to the stage's last."""
+    """Yield every round from `state.round + 1` to the stage's last.
+
+    Replies are aggregated as the settings say, or by `aggregate`.
+    """
     while state.round < state.began + config.rounds:
         latest = next_round(config, method, engine, state, stream, aggregate)
         state = latest.state
@@ -171,17 +208,25 @@ def next_round(
     engine: Engine,
     state: ServerState,
     stream: Stream,
-    aggregate: Aggregation = mean,
+    aggregate: Aggregation | None = None,
 ) -> Round:
     """The round after `state`: a cohort trains, the server takes a step along its mean update."""
     number, schema = state.round + 1, schema_of(state.psi)
+    private = config.privacy.noise > 0
+    draw = secret_stream(config.privacy.secret) if private and config.privacy.secret else stream
     chosen = sample_cohort(
-        config, engine.roster, method.learns_unlabeled, stream.child("cohort", number)
+        config, engine.roster, method.learns_unlabeled, draw.child("cohort", number)
     )
     broadcast = {n: state.method_state[n] for n in method.broadcast}
     task = Task(number, state.psi, broadcast, dict(enumerate(chosen)))
-    replies = (reply.check(number, schema) for reply in engine.train(task))
-    update = aggregate(state.psi, replies)
+    replies = engine.train(task)
+    if aggregate is None and config.sees_each:  # which checks them, and goes on without some
+        bound = config.aggregation.norm_bound
+        noise = gaussian_noise(config.privacy, bound, stream, number) if private else None
+        aggregate = robust(config.aggregation, number, len(task.cohort), noise)
+    else:
+        replies = (reply.check(number, schema) for reply in replies)
+    update = (aggregate or mean)(state.psi, replies)
     psi, memory = Optimizer(config.optimizer).step_along(
         state.psi, update.delta, state.optimizer, config.rate(number - state.began)
     )
@@ -192,7 +237,16 @@ def next_round(
         return method.global_model(new.deployed)
 
     own = method.update_server_state(state.method_state, update.loss, model)
-    return Round(replace(new, method_state=own), update.loss, broadcast, update.padding)
+    if private:
+        unknown = torch.full_like(update.loss, torch.nan)
+        blind = method.update_server_state(state.method_state, unknown, model)
+        if not all(torch.allclose(own[n], t, 0, 0, equal_nan=True) for n, t in blind.items()):
+            raise ConfigError(
+                "the method's server state follows the clients' loss, which server.privacy does "
+                "not cover: choose another method, or settings of it that do not"
+            )
+    new = replace(new, method_state=own)
+    return Round(new, update.loss, broadcast, update.padding, task.cohort, update.guard)
 
 
 def _moved(average: Params, psi: Params, share: float, round: int) -> Params:

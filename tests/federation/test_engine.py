@@ -53,6 +53,13 @@ def test_stages_run_across_nodes(tmp_path: Path) -> None:
     assert apart(psi(near.run), mine) < 1e-5
 
 
+def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
+    server = TABLE["server"] | {"aggregation": {"name": "median", "norm_bound": 0.5}}
+    near = NearbyFederation(tmp_path, TABLE | {"server": server})
+    assert near.train(near.nodes()) == "finished"
+    assert apart(psi(near.run), simulated(near)[0]) < 1e-5
+
+
 def test_every_client_has_a_model_in_the_end(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path)
     near.train(near.nodes())

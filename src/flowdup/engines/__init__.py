@@ -66,10 +66,12 @@ def build_engine(
     client: ClientConfig,
     clients: Sequence[ClientData],
     stream: Stream,
+    sees_each: bool = False,
 ) -> Engine:
     """The engine that a configuration asks for, with its clients; under torchrun, for this
     process's share of every cohort.  Clients draw their batches from the stream.  A model that
-    `vmap` cannot run goes to the sequential engine, with a warning.
+    `vmap` cannot run goes to the sequential engine, with a warning, and so does an aggregation
+    that `sees_each` client's own reply.
 
     On a GPU this sets, for the whole process, the current GPU and what torch's products of float32
     are made of.
@@ -96,7 +98,20 @@ def build_engine(
             f"torch's vmap cannot run this model for a cohort ({obstacle}): set engine.name = "
             "'auto' or 'sequential'"
         )
+    if sees_each and (name == "batched" or is_distributed()):
+        raise ConfigError(
+            "server.aggregation and server.privacy need every client's own reply, and the batched "
+            "engine and torchrun give sums: set engine.name = 'auto' and start one process"
+        )
     if name == "auto":
+        light = not obstacle and (on_gpu or not _heavy(method, client, dtype))
+        if sees_each and light:
+            warnings.warn(
+                "server.aggregation and server.privacy need every client's own reply: clients run "
+                "one after the other, which is slower",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if obstacle:
             warnings.warn(
                 f"torch's vmap cannot run this model for a cohort ({obstacle}): its clients run "
@@ -105,8 +120,7 @@ def build_engine(
                 stacklevel=2,
             )
             tracing = False  # a trace would not follow a branch on values either
-        one_by_one = obstacle or (not on_gpu and _heavy(method, client, dtype))
-        name = "sequential" if one_by_one else "batched"
+        name = "batched" if light and not sees_each else "sequential"
     common = method, client, clients, stream, device, dtype
     engine: Engine
     if name == "sequential":

@@ -76,9 +76,9 @@ class SequentialEngine:
 
         def reply(position: int) -> Reply:
             own = made.pop(position) if position in made else batches(position)
-            if traced and len(own.x) <= self.most_steps:
-                return update(task, own, traced, self.most_steps)
-            return update(task, own)
+            fast = traced and len(own.x) <= self.most_steps
+            found = update(task, own, traced, self.most_steps) if fast else update(task, own)
+            return replace(found, member=position)
 
         yield from self._map(reply, task.cohort)
 

@@ -60,6 +60,7 @@ def _headline(run: RunContents) -> str:
         first, best = max(curve, key=lambda point: point[1])
         note = f"best {percent(best)} at round {first:,}"
         facts.append(("Validation accuracy", percent(curve[-1][1]), note))
+    facts += _guard_facts(run)
     at = run.evaluation.get("round")
     tested = f"{len(_clients(run))} clients" + (f", round {at:,}" if is_number(at) else "")
     for reading in READINGS:
@@ -76,6 +77,17 @@ def _headline(run: RunContents) -> str:
     if not items:
         return head + '<p class="empty">No round is finished: this run holds no results yet.</p>'
     return f'{head}<dl class="facts">{"".join(items)}</dl>'
+
+
+def _guard_facts(run: RunContents) -> list[tuple[str, str, str]]:
+    """Privacy, and replies that were left out, where a run looked at replies one by one."""
+    facts = []
+    if spent := run.curve("epsilon"):
+        facts.append(("Epsilon", f"{spent[-1][1]:.3g}", "user-level, see server.privacy"))
+    if refused := [(round, count) for round, count in run.curve("refused") if count]:
+        total = sum(count for _, count in refused)
+        facts.append(("Refused replies", f"{total:,}", f"in {len(refused):,} rounds"))
+    return facts
 
 
 def _problems(run: RunContents) -> str:

@@ -37,7 +37,19 @@ ACCURACIES = (
     "validation_worst_decile",
 )
 COSTS = ("points", "parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
-ABOUT = ("variant", "method", "data", "p", "k", "model", "seed", "rounds", "seconds", "padding")
+ABOUT = (
+    "variant",
+    "method",
+    "data",
+    "p",
+    "k",
+    "model",
+    "seed",
+    "rounds",
+    "seconds",
+    "padding",
+    "epsilon",
+)
 WHERE = ("device", "versions", "commit")
 
 
@@ -203,6 +215,7 @@ def _row(job: Job) -> dict[str, Any]:
         **_means(held_out, "held_out_"),
         "seconds": last.get("seconds"),
         "padding": last.get("padding"),
+        **({"epsilon": last["epsilon"]} if "epsilon" in last else {}),
         **{key: evaluation["cost"][key] for key in COSTS},
         **{key: evaluation[key] for key in WHERE},
     }

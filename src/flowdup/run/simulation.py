@@ -20,19 +20,27 @@ from flowdup.config import Config
 from flowdup.cost import Cost, measure
 from flowdup.data import ClientData, LazyClients, Population, load_population
 from flowdup.devices import one_core
-from flowdup.engines import Engine, build_engine
-from flowdup.errors import CheckpointError, TrainingError
+from flowdup.engines import Engine, Roster, build_engine
+from flowdup.errors import CheckpointError, ConfigError, TrainingError
 from flowdup.evaluation import Summary, accuracy_summary, summarize, transductive_logits
 from flowdup.federation_spec import FederationSpec
-from flowdup.methods import Method, MethodContext, Params
+from flowdup.methods import METHODS, Method, MethodContext, Params
 from flowdup.models import Weights
 from flowdup.params import pack, unpack
+from flowdup.privacy import PrivateRounds, check_accountant, epsilon
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
 from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.run.start import load_start
-from flowdup.server import BestRound, Round, ServerState, initial_state, next_round
+from flowdup.server import (
+    BestRound,
+    Round,
+    ServerState,
+    cohort_draws,
+    initial_state,
+    next_round,
+)
 
 _LOG = logging.getLogger(__name__)
 _OTHER = "choose another folder"
@@ -85,8 +93,14 @@ class Simulation:
             self.engine = population.connect(described)
         else:
             self.engine = build_engine(
-                config.engine, self.method, config.client, population.train, self.stream
+                config.engine,
+                self.method,
+                config.client,
+                population.train,
+                self.stream,
+                config.server.sees_each,
             )
+        self.private_rounds = private_rounds(stages, self.stage, self.engine.roster)
 
     @classmethod
     def resume(
@@ -173,6 +187,8 @@ class Simulation:
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())
+                if self.private_rounds:
+                    metrics["epsilon"] = round(self.epsilon(result.state), 4)
                 if due and result is latest:
                     with self.cores():
                         accuracy, correction = self._validate(state)
@@ -184,6 +200,12 @@ class Simulation:
                         best = state.best.after(state.round, accuracy.mean) if state.best else new
                         state = replace(state, best=best)
                 yield (state if result is latest else result.state), metrics
+
+    def epsilon(self, state: ServerState) -> float:
+        """What training up to a state costs a client of privacy, at `server.privacy.delta`."""
+        *before, latest = self.private_rounds
+        now = latest._replace(rounds=state.round - state.began)
+        return epsilon([*before, now], self.config.server.privacy.delta)
 
     def cores(self) -> AbstractContextManager[None]:
         """What work has to be done in: on a CPU, one core beside those that the engine uses."""
@@ -214,6 +236,28 @@ class Simulation:
         return counts
 
 
+def private_rounds(stages: Sequence[Config], stage: int, roster: Roster) -> list[PrivateRounds]:
+    """What all stages up to this one may release, each taken to its last round; empty: without
+    noise.  ConfigError where one stage has noise and another has none.
+    """
+    noisy = [bool(s.server.privacy.noise) for s in stages]
+    if not any(noisy):
+        return []
+    deltas = {s.server.privacy.delta for s in stages}
+    if not all(noisy) or len(deltas) > 1:
+        raise ConfigError(
+            "all stages must have server.privacy.noise above 0 and the same server.privacy.delta, "
+            "or none of them any noise: what one stage gives away, no other takes back"
+        )
+    found = []
+    for each in stages[: stage + 1]:
+        learns = METHODS[each.method.name].method.learns_unlabeled
+        draws = cohort_draws(each.server, roster, learns)
+        check_accountant(each.server.privacy.delta, draws)
+        found.append(PrivateRounds(each.server.privacy.noise, draws, each.server.rounds))
+    return found
+
+
 def _numbers(result: Round) -> Params:
     """The loss, and what was broadcast, as far as it is single numbers."""
     return {"loss": result.loss} | {n: t for n, t in result.broadcast.items() if t.ndim == 0}
@@ -240,4 +284,18 @@ def _metrics(result: Round, numbers: dict[str, float]) -> Metrics:
         "round": result.state.round,
         **{name: finite[name] for name in _numbers(result)},
         "padding": round(result.padding, 4),
+        **_guard_metrics(result),
+    }
+
+
+def _guard_metrics(result: Round) -> Metrics:
+    """Who was refused and why, by client id, where replies are looked at one by one."""
+    if not result.guard:
+        return {}
+    refused = {str(result.cohort.get(r.member, -1)): r.reason for r in result.guard.refused}
+    return {
+        "update_norm": result.guard.norm,
+        "clipped": result.guard.clipped,
+        "refused": len(result.guard.refused),
+        **({"refused_clients": refused} if refused else {}),
     }
