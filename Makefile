@@ -3,6 +3,7 @@ PYTHON ?= python3
 PEERS := $(VENV)-peers
 BENCH := $(VENV)-bench
 DOCS := $(VENV)-docs
+FEDERATION := $(VENV)-federation
 GPU_BENCH := $(VENV)-bench-gpu
 INSTALLED := $(VENV)/.installed
 
@@ -31,7 +32,7 @@ endif
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-gpu mutants torture fuzz lint coverage tables docs bench \
+.PHONY: help demo test test-peers test-federation federation-demo test-gpu mutants torture fuzz lint coverage tables docs bench \
 	bench-gpu peers wheels wheel-check
 
 help:  ## this list
@@ -45,6 +46,13 @@ test: $(INSTALLED)  ## all tests that need no GPU; TESTS=tests/test_client.py fo
 
 mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTANTS=word for some
 	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
+
+# NVIDIA FLARE has 40 dependencies, so it has an environment of its own.
+test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 5 minutes
+	$(FEDERATION)/bin/pytest --override-ini "addopts=-q" tests/federation
+
+federation-demo: $(FEDERATION)/.installed  ## seven processes, one is killed: runs/federation-demo
+	$(FEDERATION)/bin/python -m flowdup.federation.demo
 
 # In an environment apart: pfl pins packages of its own.
 test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl
@@ -122,6 +130,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(PEERS),flowdup and pfl,$(PFL) $(DEVELOPED))
+
+$(FEDERATION)/.installed: pyproject.toml constraints.txt
+	$(call environment,$(FEDERATION),flowdup and NVIDIA FLARE,--editable '.[data,dev,federation]')
 
 $(BENCH)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(BENCH),flowdup and pfl and Flower,$(PFL) $(FLOWER) --editable .)

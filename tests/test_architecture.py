@@ -1,6 +1,7 @@
 """The house: a lower room never imports a higher one, and a file has one subject."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "law_cases",
         "laws",
     ),
-    *("report", "run", "progress", "campaign", "commands", "cli"),
+    *("report", "run", "progress", "campaign", "federation", "commands", "cli"),
     *("__init__", "__main__"),
 ]
 LONGEST = 350  # lines
@@ -89,6 +90,16 @@ def test_every_room_has_its_place() -> None:
 def test_a_lower_room_never_imports_a_higher_one() -> None:
     wrong = {str(path): found for path, own in files().items() if (found := upward(path, own))}
     assert not wrong
+
+
+def test_only_the_federation_imports_its_engine() -> None:
+    def imports_engine(path: Path) -> bool:
+        return bool(re.search(r"^\s*(import|from) nvflare\b", path.read_text(), re.MULTILINE))
+
+    found = {own for path, own in files().items() if imports_engine(path)}
+    assert found == {"federation", "commands"}
+    asks = [p.name for p, own in files().items() if own == "commands" and imports_engine(p)]
+    assert asks == ["node.py"]  # whether it is installed at all
 
 
 def test_an_import_of_a_higher_room_would_be_seen(tmp_path: Path) -> None:

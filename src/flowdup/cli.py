@@ -22,8 +22,10 @@ from flowdup.commands.demo import demo
 from flowdup.commands.doctor import doctor
 from flowdup.commands.evaluate import evaluate
 from flowdup.commands.export import export
+from flowdup.commands.federation import federation_app
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
+from flowdup.commands.node import node
 from flowdup.commands.options import Json, Settings
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
@@ -49,8 +51,9 @@ from flowdup.settings import plain
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
-_COMMANDS = (demo, init, doctor, evaluate, certify, export, compare, reproduce, settings, presets)
-for command in _COMMANDS:
+app.add_typer(federation_app, name="federation")
+_TRAINED = (evaluate, doctor, certify, export, node)
+for command in (demo, init, *_TRAINED, compare, reproduce, settings, presets):
     app.command()(command)
 console = Console(quiet=not is_main_process())
 

@@ -47,6 +47,12 @@ class CertificateError(FlowdupError):
     """A bound cannot be given honestly: its assumptions do not hold, or there are too few data."""
 
 
+class FederationError(FlowdupError):
+    """A federation across machines cannot go on: too few nodes, or no coordinator."""
+
+    exit_code = 1
+
+
 class TrainingWarning(UserWarning):
     """Training goes on, but suffers from something that `flowdup doctor` would name."""
 

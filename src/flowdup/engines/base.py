@@ -39,7 +39,10 @@ class SupportQuery(NamedTuple):
 class Engine(Protocol):
     """Runs ClientUpdate for clients of its own: in memory, made on demand, or elsewhere."""
 
-    roster: Roster
+    @property
+    def roster(self) -> Roster:
+        """Who can be reached now."""
+        ...
 
     def train(self, task: Task) -> Iterator[Reply]:
         """Every member's reply to a task, or sums of several members' replies.

@@ -31,6 +31,7 @@ from flowdup.privacy import PrivateRounds, check_accountant, epsilon
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
+from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.run.start import load_start
 from flowdup.server import (
     BestRound,
@@ -83,18 +84,23 @@ class Simulation:
             config.model, inputs, self.stream, self.device, self.dtype, compute, start=start
         )
         self.method: Method = config.method.build(context)
-        self.engine: Engine = build_engine(
-            config.engine,
-            self.method,
-            config.client,
-            population.train,
-            self.stream,
-            config.server.sees_each,
-        )
-        self.private_rounds = private_rounds(stages, self.stage, self.engine.roster)
         self.federation = FederationSpec.of(
             config.seed, config.model, config.method.table(), inputs, self.method
         )
+        self.engine: Engine
+        if isinstance(population, RemotePopulation):
+            described = RemoteStage(config, self.stage, self.federation, self.start)
+            self.engine = population.connect(described)
+        else:
+            self.engine = build_engine(
+                config.engine,
+                self.method,
+                config.client,
+                population.train,
+                self.stream,
+                config.server.sees_each,
+            )
+        self.private_rounds = private_rounds(stages, self.stage, self.engine.roster)
 
     @classmethod
     def resume(
@@ -208,6 +214,8 @@ class Simulation:
 
     def _validate(self, state: ServerState) -> tuple[Summary, Params]:
         """Accuracy of validation clients, and the correction that it is with."""
+        if isinstance(self.population, RemotePopulation):
+            return summarize(self.population.accuracies(state.round, state.deployed)), {}
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
             found = transductive_logits(self.engine, state.deployed, labeled)

@@ -35,6 +35,7 @@ from flowdup.run.origin import (
     with_absolute_paths,
     with_given_clients,
 )
+from flowdup.run.remote import RemotePopulation
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
 from flowdup.run.tensorboard import TensorBoardLog, check_installed, tensorboard_log
@@ -203,7 +204,11 @@ def _check_stages(config: Config, population: Population) -> None:
 
     Beware: whether a method can be made with what a stage has learned is only known then.
     """
-    stages, roster = config.stages, Roster.of(population.train)
+    stages = config.stages
+    if isinstance(population, RemotePopulation):
+        roster = population.roster
+    else:
+        roster = Roster.of(population.train)
     for number, stage in enumerate(stages, 1):
         method = METHODS[stage.method.name].method
         check_roster(stage.server, method.learns_unlabeled, roster)

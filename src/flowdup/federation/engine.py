@@ -1,0 +1,226 @@
+"""The engine of a federation: ClientUpdate runs at nodes, and replies are checked as they come."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from flowdup.engines import Engine, Roster, SupportQuery
+from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
+from flowdup.federation.calls import Calls
+from flowdup.federation.node import stage_request
+from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
+from flowdup.messages import Reply, Schema, Task, TensorSpec
+from flowdup.methods import Params
+from flowdup.run.remote import RemotePopulation, RemoteStage
+from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
+
+_LATER = "the run goes on when more of them are there"
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """How a federation runs, apart from what it learns."""
+
+    minimum: int = 1  # nodes whose replies a round needs
+    norm_bound: float = 1000.0  # the largest norm of a client's update that is not refused
+    encoding: str = "factors"  # of replies (`wire.py`)
+
+
+@dataclass(frozen=True)
+class NodePopulation(RemotePopulation):
+    """The clients of all nodes of a job."""
+
+    calls: Calls
+    book: ClientBook
+    record: NodeRecord
+    run: Path
+    settings: FederationSettings
+    origin: dict[str, Any]  # what identifies the federation
+    say: Callable[[str], None]
+    engines: list["FederationEngine"] = field(default_factory=list)  # the latest last
+
+    @property
+    def roster(self) -> Roster:
+        """The clients of nodes that are alive; FederationError if none of them has labels."""
+        found = self.book.roster(self.calls.alive)
+        if not len(found.labeled_ids) and len(self.book.roster([*self.book.table]).labeled_ids):
+            raise FederationError(f"no node with labels is there: {_LATER}")
+        return found
+
+    def connect(self, stage: RemoteStage) -> Engine:
+        """The engine of a stage; FederationError if too few nodes are ready."""
+        engine = FederationEngine(self, stage)
+        self.engines.append(engine)
+        return engine
+
+    def accuracies(self, round: int, params: Params) -> Sequence[float]:
+        """Of the validation clients of all nodes; a node that sends no percentages is refused."""
+        task = task_to_bytes(self.engines[-1].params_task(round, params))
+        answers = self.calls.call("evaluate", {node: (task,) for node in self.calls.alive})
+        found: list[float] = []
+        for node, answer in answers.items():
+            values = answer.get("accuracies") if isinstance(answer, dict) else None
+            if isinstance(values, list) and all(type(v) is float and 0 <= v <= 100 for v in values):
+                found += values
+            else:
+                self.refuse(node, round, "its accuracies are no percentages")
+        return found
+
+    def keep(self, round: int, params: Params) -> list[str]:
+        """Give psi to all nodes, who make their models; who has done so."""
+        task = task_to_bytes(self.engines[-1].params_task(round, params))
+        answers = self.calls.call("keep", {node: (task,) for node in self.calls.alive})
+        return [node for node, answer in answers.items() if answer == {}]
+
+    def listing(self) -> dict[str, Any]:
+        """The authority: a run goes on in its own federation only."""
+        return self.origin
+
+    def refuse(self, node: str, round: int, reason: str) -> None:
+        """Note it, and suspend the node if it is once too often."""
+        self.say(f"round {round}: refused {node}: {reason}")
+        if self.record.refuse(node, round, reason):
+            self.calls.give_up(node, "it is suspended")
+            self.say(f"round {round}: {node} is suspended, after too many refusals")
+
+
+class FederationEngine:
+    """Sends tasks to nodes and gives checked replies, one per client, in the cohort's order."""
+
+    def __init__(self, population: NodePopulation, stage: RemoteStage) -> None:
+        self.population, self.stage = population, stage
+        dtype, spec = stage.config.engine.torch_dtype(), stage.spec
+        self.device = stage.config.engine.torch_device()
+        self.schema: Schema = {
+            name: TensorSpec(tuple(spec.shapes[f"psi/{name}"]), dtype) for name in spec.psi_names
+        }
+        self.limit = most_bytes(self.schema)
+        self._begin()
+
+    @property
+    def roster(self) -> Roster:
+        """Of the nodes that are alive."""
+        return self.population.roster
+
+    def _begin(self) -> None:
+        """Have every node make ready; one with another P or theta_0 is refused."""
+        population, stage = self.population, self.stage
+        request = stage_request(
+            stage.config, stage.number, stage.spec, population.settings.encoding
+        )
+        start = save_tensors({n: w.contiguous() for n, w in stage.start.items()})
+        start = start if stage.start else b""
+        calls = population.calls
+        answers = calls.call("begin", {node: (request, start) for node in calls.alive})
+        for node in calls.proxies:  # in the order of the federation, which numbers clients
+            if node not in answers:
+                continue
+            try:
+                self._enter(node, answers[node])
+            except (MessageError, CheckpointError) as error:
+                calls.give_up(node, str(error))
+                population.refuse(node, 0, str(error))
+        if len(calls.alive) < population.settings.minimum:
+            raise FederationError(f"{len(calls.alive)} nodes are ready: {_LATER}")
+
+    def _enter(self, node: str, answer: Any) -> None:
+        if not isinstance(answer, dict):
+            raise MessageError("its answer is none")
+        if "error" in answer:  # its own trouble, and no offence
+            reason = f"it cannot begin ({answer['error']}), and its own output says why"
+            self.population.calls.give_up(node, reason)
+            self.population.say(f"{node} stays out: {reason}")
+            return
+        sha256, clients, labeled = (answer.get(k) for k in ("sha256", "clients", "labeled"))
+        if sha256 != self.stage.spec.expansion_sha256:
+            raise MessageError("it has another P or theta_0: it needs the same version of flowdup")
+        flags = isinstance(labeled, list) and all(type(flag) is bool for flag in labeled)
+        fits = type(clients) is int and 0 < clients < 2**31
+        if not fits or not (labeled is None or (flags and len(labeled) == clients)):
+            raise MessageError("it says of its clients what cannot be")
+        self.population.book.enter(node, int(clients), labeled)  # type: ignore[arg-type]
+
+    def params_task(self, round: int, params: Params) -> Task:
+        """Parameters for evaluation, as a task without a cohort."""
+        psi = {n: params[n] for n in self.schema}
+        return Task(round, psi, {}, {})
+
+    def train(self, task: Task) -> Iterator[Reply]:
+        """Checked replies of those who answered; FederationError if they are too few."""
+        began, population = time.monotonic(), self.population
+        members: dict[str, dict[int, int]] = {}
+        for position, client in task.cohort.items():
+            node, number = population.book.locate(client)
+            members.setdefault(node, {})[position] = number
+        asked = {node: (task_to_bytes(_share(task, own)),) for node, own in members.items()}
+        answers = population.calls.call("train", asked)
+        replies: dict[int, Reply] = {}
+        refused: dict[str, str] = {}
+        missing = {n: population.calls.lost.get(n, "") for n in asked if n not in answers}
+        answered: list[str] = []
+        up: dict[str, int] = {}
+        for node, answer in answers.items():
+            try:
+                if isinstance(answer, dict) and "error" in answer:
+                    missing[node] = f"it could not train ({answer['error']})"
+                    continue
+                contents = _contents(answer, len(members[node]))
+                up[node] = sum(map(len, contents))
+                checked = [self._checked(content, task.round) for content in contents]
+                replies |= zip(members[node], checked, strict=True)
+                answered.append(node)
+            except MessageError as error:
+                refused[node] = str(error)
+                population.refuse(node, task.round, str(error))
+        down = {node: len(content) for node, (content,) in asked.items()}
+        seconds = round(time.monotonic() - began, 3)
+        append_round(
+            population.run,
+            RoundRecord(
+                task.round, [*asked], answered, missing, refused, len(replies), down, up, seconds
+            ),
+        )
+        for node, reason in missing.items():
+            population.say(f"round {task.round}: without {node}: {reason}")
+        if len(answered) < min(population.settings.minimum, len(asked)) or not replies:
+            raise FederationError(f"round {task.round}: {len(answered)} nodes answered: {_LATER}")
+        for position in sorted(replies):
+            yield replies[position]
+
+    def _checked(self, content: bytes, round: int) -> Reply:
+        reply = reply_from_bytes(content, round, self.schema, self.limit)
+        reply = reply.check(round, self.schema).check_finite()
+        bound = self.population.settings.norm_bound
+        norm = get_total_norm([d.double() for d in reply.whole_delta().values()])
+        if not float(norm) <= bound:
+            raise MessageError(
+                f"an update has the norm {float(norm):.3g}, above {bound:g}: drop it"
+            )
+        if self.device.type == "cpu":
+            return reply
+        raise ConfigError("the coordinator of a federation works on the CPU: set engine.device")
+
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        """None: the coordinator has no data, and nodes answer with accuracies."""
+        if pairs:
+            raise FederationError("a coordinator has no inputs: evaluate at nodes")
+        return []
+
+
+def _share(task: Task, members: dict[int, int]) -> Task:
+    return Task(task.round, task.psi, task.broadcast, members)
+
+
+def _contents(answer: Any, members: int) -> list[bytes]:
+    contents = answer.get("replies") if isinstance(answer, dict) else None
+    if not isinstance(contents, list) or not all(isinstance(c, bytes) for c in contents):
+        raise MessageError("an answer holds no replies: drop it")
+    if len(contents) != members:
+        raise MessageError(f"{len(contents)} replies came for {members} clients: drop them")
+    return contents

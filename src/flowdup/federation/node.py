@@ -1,0 +1,252 @@
+"""The node's side of a job: its clients, the method and ClientUpdate, resident for the whole job.
+
+What it says to the coordinator is listed here: `describe` and `begin` answer with counts, labeled
+or not, shapes and channel sums, `train` with replies, `evaluate` with accuracies.  Of an error only
+the kind is told, since its sentence may speak of data; the sentence is printed here.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.collab import collab
+
+from flowdup.checkpoint import save_checkpoint
+from flowdup.config import Config, read_config
+from flowdup.data.clients import ClientData
+from flowdup.data.given_clients import read_given_clients
+from flowdup.data.inspection import find_source
+from flowdup.data.population import read_clients
+from flowdup.data.statistics import ChannelSums, combine
+from flowdup.devices import one_core
+from flowdup.engines import build_engine
+from flowdup.errors import FlowdupError, MessageError
+from flowdup.evaluation import transductive_logits
+from flowdup.federation.folder import write_json
+from flowdup.federation.kit import open_kit
+from flowdup.federation.models import DATA_FILE, write_models
+from flowdup.federation.processes import KIT_VARIABLE, read_node_settings
+from flowdup.federation_spec import FederationSpec, read_spec
+from flowdup.messages import Schema, Task, TensorSpec
+from flowdup.methods import MethodContext, Params
+from flowdup.random import Stream
+from flowdup.registry import import_modules
+from flowdup.server import ServerState
+from flowdup.settings import plain
+from flowdup.stored_tensors import load_tensors
+from flowdup.strict_json import get_object, get_text, read_object
+from flowdup.version import __version__
+from flowdup.wire import most_bytes, reply_with_feedback, task_from_bytes
+
+Answer = dict[str, Any]  # of plain values and bytes
+_MOST_REQUEST = 2**20  # characters
+
+
+class Node:
+    """One node of a federation; FLARE makes it when a job begins and calls it from there on."""
+
+    def __init__(self) -> None:
+        kit = open_kit(Path(os.environ[KIT_VARIABLE]))
+        self.kit, self.settings = kit.path, read_node_settings(kit)
+        self.data = self.settings.data
+        import_modules(self.settings.modules)
+        self.lock = threading.Lock()  # one call at a time, but for `ping`
+        self.stage: _Stage | None = None
+
+    @collab.publish
+    def ping(self) -> str:
+        """A sign of life, also while another call is in hand."""
+        return "here"
+
+    @collab.publish
+    def describe(self, request: str) -> Answer:
+        """What inputs look like, where the coordinator cannot know: shape, type, classes, sums."""
+        return self._answer("describe", lambda: self._describe(request))
+
+    @collab.publish
+    def begin(self, request: str, start: bytes) -> Answer:
+        """Make ready for a stage; the answer says who is here, and the SHA-256 of P and theta_0."""
+        return self._answer("begin", lambda: self._begin(request, start))
+
+    @collab.publish
+    def train(self, task: bytes) -> Answer:
+        """The replies of the members of a cohort that are here, in the order of the cohort."""
+        return self._answer("train", lambda: {"replies": self._stage().train(task)})
+
+    @collab.publish
+    def evaluate(self, task: bytes) -> Answer:
+        """The accuracy of validation clients, each with its own model; withheld: their mean."""
+        return self._answer("evaluate", lambda: {"accuracies": self._stage().accuracies(task)})
+
+    @collab.publish
+    def keep(self, task: bytes) -> Answer:
+        """Store psi, from which `flowdup node KIT personalize` makes models, and make them."""
+        return self._answer("keep", lambda: self._keep(task))
+
+    def _answer(self, name: str, work: Callable[[], Answer]) -> Answer:
+        try:
+            with self.lock, one_core():
+                return work()
+        except FlowdupError as error:
+            self._say(f"cannot {name}: {error}")
+            return {"error": type(error).__name__}
+        except Exception as error:
+            self._say(f"cannot {name}: {type(error).__name__}: {error}")
+            return {"error": type(error).__name__}
+
+    def _say(self, line: str) -> None:
+        print(line, flush=True)
+
+    def _stage(self) -> "_Stage":
+        if self.stage is None:
+            raise MessageError("the coordinator asks for work before a stage has begun: drop it")
+        return self.stage
+
+    def _describe(self, request: str) -> Answer:
+        config = read_config(_table(request))
+        groups = read_clients(
+            replace(config.data, source=find_source(self.data), path=str(self.data))
+        )
+        train = groups.get("train") or groups["all"]
+        labels = [int(c.y.max()) for c in train if c.y is not None and len(c)]
+        sums = combine(ChannelSums.of(client.x) for client in train)
+        return {
+            "shape": list(train[0].x.shape[1:]),
+            "dtype": "uint8" if train[0].x.dtype == torch.uint8 else "float32",
+            "classes": max(labels, default=-1) + 1,
+            "class_names": list(groups.class_names),
+            "count": sums.count,
+            "total": sums.total.tolist(),
+            "squares": sums.squares.tolist(),
+        }
+
+    def _begin(self, request: str, start: bytes) -> Answer:
+        as_one = "clients" in self.settings.withhold
+        self.stage = stage = _Stage(_table(request), start, self.data, as_one)
+        many, known = len(stage.clients), "labels" not in self.settings.withhold
+        labeled = [client.labeled for client in stage.clients]
+        if stage.as_one:
+            many, labeled = 1, [any(labeled)]
+        self._say(
+            f"stage {stage.number}: {len(stage.clients)} clients here, method "
+            f"'{stage.config.method.name}'"
+        )
+        return {
+            "version": __version__,
+            "sha256": stage.spec.expansion_sha256,
+            "clients": many,
+            "labeled": labeled if known else None,
+        }
+
+    def _keep(self, data: bytes) -> Answer:
+        stage = self._stage()
+        task = stage.read(data)
+        state = ServerState(
+            task.round, task.psi, {}, stage.method.server_state(), start=stage.start
+        )
+        save_checkpoint(self.kit / "federation", stage.spec, state)
+        write_json(self.kit / "federation" / DATA_FILE, plain(stage.config)["data"])
+        written = write_models(self.kit, stage.clients)
+        self._say(f"round {task.round}: {len(written)} models in {self.kit / 'models'}")
+        return {}
+
+
+class _Stage:
+    """What a stage needs: clients in its form, its method and engine."""
+
+    def __init__(self, table: dict[str, Any], start: bytes, data: Path, as_one: bool) -> None:
+        self.config = config = read_config(get_object(table, "config"))
+        inputs = read_spec(get_object(table, "inputs"))
+        self.number, self.encoding = int(table["number"]), get_text(table, "encoding")
+        self.start = load_tensors(start) if start else {}
+        self.stream, self.as_one = Stream(config.seed), as_one
+        grouped = (data / "train").is_dir()
+        self.clients = read_given_clients(data, config.data, inputs, "train" if grouped else "")
+        self.validation: list[ClientData] = []
+        if grouped and (data / "validation").is_dir():
+            self.validation = read_given_clients(data, config.data, inputs, "validation")
+        engine = replace(config.engine, name="sequential", device="auto")
+        device, self.dtype = engine.torch_device(), engine.torch_dtype()
+        context = MethodContext(
+            config.model,
+            inputs,
+            self.stream,
+            device,
+            self.dtype,
+            engine.compute_dtype(),
+            start=self.start or None,
+        )
+        self.method = config.method.build(context)
+        self.spec = FederationSpec.of(
+            config.seed, config.model, config.method.table(), inputs, self.method
+        )
+        self.engine = build_engine(engine, self.method, config.client, self.clients, self.stream)
+        self.device = device
+        self.residuals: dict[int, Params] = {}  # by client, what rounding left out of its replies
+        self.schema: Schema = {
+            name: TensorSpec(tuple(self.spec.shapes[f"psi/{name}"]), self.dtype)
+            for name in self.spec.psi_names
+        }
+        self.limit = most_bytes(self.schema)
+
+    def read(self, data: bytes) -> Task:
+        """A checked task, on this machine's device."""
+        task = task_from_bytes(data, self.schema, self.limit)
+        psi, broadcast = (
+            {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
+            for tensors in (task.psi, task.broadcast)
+        )
+        return replace(task, psi=psi, broadcast=broadcast)
+
+    def train(self, data: bytes) -> list[bytes]:
+        task = self.read(data)
+        if self.as_one:  # the node itself draws who of its clients takes part
+            draw = self.stream.child("withheld", task.round)
+            cohort = {p: draw.child(p).integers(1, len(self.clients))[0] for p in task.cohort}
+            task = replace(task, cohort={p: int(chosen) for p, chosen in cohort.items()})
+        if any(client >= len(self.clients) for client in task.cohort.values()):
+            raise MessageError("a task names a client that is not here: drop it")
+        replies = []
+        members = task.cohort.values()
+        for client, reply in zip(members, self.engine.train(task), strict=True):
+            residual = self.residuals.get(client, {})
+            content, self.residuals[client] = reply_with_feedback(reply, residual, self.encoding)
+            replies.append(content)
+        return replies
+
+    def accuracies(self, data: bytes) -> list[float]:
+        task = self.read(data)
+        labeled = [client for client in self.validation if client.labeled]
+        found = []
+        for client, logits in zip(
+            labeled, transductive_logits(self.engine, task.start, labeled), strict=True
+        ):
+            known = client.labels >= 0
+            right = logits.argmax(1)[known] == client.labels[known]
+            found.append(100 * float(right.double().mean()))
+        return [sum(found) / len(found)] if self.as_one and found else found
+
+
+def stage_request(config: Config, number: int, spec: FederationSpec, encoding: str) -> str:
+    """What `begin` reads."""
+    table = {
+        "config": plain(config),
+        "number": number,
+        "inputs": asdict(spec.inputs),
+        "encoding": encoding,
+    }
+    return json.dumps(table)
+
+
+def _table(request: str) -> dict[str, Any]:
+    if len(request) > _MOST_REQUEST:
+        raise MessageError(f"a request has {len(request):,} characters: drop it")
+    try:
+        return read_object(request.encode())
+    except ValueError as error:
+        raise MessageError(f"a request is malformed ({error}): drop it") from None

@@ -1,0 +1,189 @@
+"""The engine of a federation, with nodes in this process: psi, refusals, what is withheld."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nearby import NODES, TABLE, NearbyFederation
+from safetensors.torch import load, save
+
+from flowdup.checkpoint import load_checkpoint
+from flowdup.errors import FederationError
+from flowdup.federation.record import NodeRecord, read_rounds
+from flowdup.federation.status import federation_status
+from flowdup.methods import Params
+from flowdup.personalize import load_model
+from flowdup.run.training import train_run
+
+
+def psi(run: Path) -> Params:
+    return load_checkpoint(run / "checkpoint")[1].psi
+
+
+def simulated(near: NearbyFederation) -> tuple[Params, list[dict[str, Any]]]:
+    out = near.root / "simulated"
+    rows = list(train_run(near.config, out, population=near.population))
+    return psi(out), rows
+
+
+def apart(a: Params, b: Params) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[n] - b[n]).abs().max()) for n in a)
+
+
+@pytest.mark.parametrize("encoding", ["plain", "factors"])
+def test_psi_is_the_simulators(tmp_path: Path, encoding: str) -> None:
+    near = NearbyFederation(tmp_path)
+    assert near.train(near.nodes(), encoding=encoding) == "finished"
+    mine, rows = simulated(near)
+    assert apart(psi(near.run), mine) < 1e-5
+    metrics = [json.loads(line) for line in (near.run / "metrics.jsonl").read_text().splitlines()]
+    accuracies = [[row.get("validation_accuracy") for row in found] for found in (metrics, rows)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_stages_run_across_nodes(tmp_path: Path) -> None:
+    first = {"method": {"name": "fedavg"}, "server": {"rounds": 2, "optimizer": {"lr": 0.01}}}
+    near = NearbyFederation(tmp_path, TABLE | {"before": [first]})
+    assert near.train(near.nodes()) == "finished"
+    mine, rows = simulated(near)
+    assert [row["stage"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert apart(psi(near.run), mine) < 1e-5
+
+
+def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
+    server = TABLE["server"] | {"aggregation": {"name": "median", "norm_bound": 0.5}}
+    near = NearbyFederation(tmp_path, TABLE | {"server": server})
+    assert near.train(near.nodes()) == "finished"
+    assert apart(psi(near.run), simulated(near)[0]) < 1e-5
+
+
+def test_every_client_has_a_model_in_the_end(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    near.train(near.nodes())
+    for node in NODES:
+        models = sorted((near.folder.kit(node) / "models").iterdir())
+        assert [m.name for m in models] == [f"client-00{i}.safetensors" for i in range(3)]
+        assert load_model(models[0]).predict(near.population.train[0].x).shape == (20,)
+
+
+def test_clients_are_those_of_the_nodes_in_order(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    near.train([near.nodes("south")[0], *near.nodes("north")])  # in whatever order they connect
+    found = json.loads((near.run / "nodes.json").read_text())
+    assert [(n, own["first"], own["labeled"]) for n, own in found.items()] == [
+        ("north", 0, [True, True, True]),
+        ("south", 3, [True, False, False]),
+    ]
+    near.train(near.nodes())  # one that joins later comes last
+    assert json.loads((near.run / "nodes.json").read_text())["west"]["first"] == 6
+
+
+def test_what_is_withheld_is_not_told(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stubs = [*near.nodes("north"), *near.nodes("south", "west", withhold=("clients", "labels"))]
+    assert near.train(stubs) == "finished"
+    found = json.loads((near.run / "nodes.json").read_text())
+    assert found["north"]["clients"] == 3
+    for node in ("south", "west"):
+        assert found[node] == {"first": found[node]["first"], "clients": 1, "labeled": None}
+    told = {n: a for stub in stubs[1:] for n, _, a in stub.calls if n in ("begin", "evaluate")}
+    assert told["begin"].keys() == {"version", "sha256", "clients", "labeled"}
+    assert len(told["evaluate"]["accuracies"]) == 1
+
+
+def spoiled(content: bytes, how: str) -> bytes:
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    tensors = load(content)
+    name = next(n for n in tensors if n.startswith("delta/"))
+    if how == "nan":
+        tensors[name].view(-1)[0] = torch.nan
+    elif how == "huge":
+        tensors[name].fill_(1e30)
+    elif how == "shape":
+        tensors[name] = torch.zeros(3)
+    elif how == "names":
+        tensors["delta/more"] = torch.zeros(3)
+    elif how == "dtype":
+        tensors[name] = tensors[name].double()
+    elif how == "round":
+        about = json.loads(header["flowdup"])
+        header = {"flowdup": json.dumps(about | {"round": about["round"] + 1}, sort_keys=True)}
+    elif how == "long":
+        return content + bytes(10**7)
+    elif how == "pickle":
+        return b"\x80\x04N."
+    return bytes(save(tensors, header))
+
+
+SENTENCES = {
+    "nan": "NaN",
+    "huge": "norm",
+    "shape": "shape",
+    "names": "more",
+    "dtype": "type",
+    "round": "round",
+    "long": "bytes and may have",
+    "pickle": "malformed",
+}
+
+
+@pytest.mark.parametrize("how", SENTENCES)
+def test_a_spoiled_reply_is_refused_and_named(tmp_path: Path, how: str) -> None:
+    near = NearbyFederation(tmp_path)
+    stubs = near.nodes()
+
+    def spoil(name: str, answer: Any) -> Any:
+        if name != "train":
+            return answer
+        return {"replies": [spoiled(content, how) for content in answer["replies"]]}
+
+    stubs[1].change = spoil
+    assert near.train(stubs) == "finished"
+    found = federation_status(near.folder, near.run, ask=False)
+    south = found["nodes"][1]
+    assert len(south["refusals"]) == 3 and south["suspended"]
+    assert all(SENTENCES[how] in refusal["reason"] for refusal in south["refusals"])
+    rounds = read_rounds(near.run)
+    assert [r["round"] for r in rounds] == [1, 2, 3, 4, 5, 6]
+    assert not any("south" in r["answered"] for r in rounds)
+    assert not any("south" in r["asked"] for r in rounds[-2:])  # it is asked no more
+    log = near.folder.log.read_text()
+    assert "refused south" in log and "south is suspended" in log
+    assert all(bool(t.isfinite().all()) for t in psi(near.run).values())
+
+
+def test_a_suspended_node_stays_out_until_it_is_readmitted(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    NodeRecord(near.folder).suspend("south")
+    stubs = near.nodes()
+    assert near.train(stubs) == "finished"
+    assert not stubs[1].calls
+    NodeRecord(near.folder).readmit("south")
+    stubs = near.nodes()
+    near.train(stubs)
+    assert [name for name, _, _ in stubs[1].calls if name != "ping"] == ["begin", "keep"]
+
+
+def test_a_node_with_another_expansion_is_refused(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stubs = near.nodes()
+    stubs[2].change = lambda name, a: a | {"sha256": "0" * 64} if name == "begin" else a
+    assert near.train(stubs) == "finished"
+    assert "another P or theta_0" in NodeRecord(near.folder).refusals("west")[0]["reason"]
+    assert not any("west" in r["asked"] for r in read_rounds(near.run))
+
+
+def test_a_round_with_too_few_nodes_is_not_averaged(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stubs = near.nodes()
+
+    for stub in stubs[1:]:
+        stub.change = lambda name, answer: {"error": "DataError"} if name == "train" else answer
+    with pytest.raises(FederationError, match="1 nodes answered"):
+        near.train(stubs, minimum=2)
+    assert load_checkpoint(near.run / "checkpoint")[1].round == 0
+    assert near.train(near.nodes(), minimum=2) == "finished"  # and goes on with all
+    assert apart(psi(near.run), simulated(near)[0]) < 1e-5
