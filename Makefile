@@ -71,7 +71,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate:tests/export:tests/federation $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran

@@ -39,7 +39,8 @@ class Consumer:
         self.start = self.drawn() if by_seed else stored[self.k :]
         sizes = [math.prod(layer["shape"]) for layer in self.layers]
         self.ends = np.cumsum(sizes)
-        self.scales = np.repeat(np.float32([layer["scale"] for layer in self.layers]), sizes)
+        scales = np.array([layer["scale"] for layer in self.layers], np.float32)
+        self.scales = np.repeat(scales, sizes)
         self.tensors = {"hashed": self.hashed, "kronecker": self.kronecker}[expansion["kind"]]()
         found = b"".join(np.ascontiguousarray(t).tobytes() for t in self.tensors)
         assert hashlib.sha256(found).hexdigest() == expansion["sha256"]

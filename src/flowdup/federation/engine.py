@@ -32,7 +32,7 @@ class FederationSettings:
     encoding: str = "factors"  # of replies (`wire.py`)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodePopulation(RemotePopulation):
     """The clients of all nodes of a job."""
 
