@@ -216,7 +216,7 @@ def _row(job: Job) -> dict[str, Any]:
         **_means(held_out, "held_out_"),
         "seconds": last.get("seconds"),
         "padding": last.get("padding"),
-        **({"epsilon": last["epsilon"]} if "epsilon" in last else {}),
+        "epsilon": last.get("epsilon"),
         **{key: evaluation["cost"][key] for key in COSTS},
         **{key: evaluation[key] for key in WHERE},
     }
