@@ -138,7 +138,8 @@ def test_weights_by_label_shares_mend_a_label_shift() -> None:
         return 1 - float(make_sets(p, threshold)[np.arange(len(y)), y].mean())
 
     rate = {
-        w: float(np.mean([misses(default_rng([5, i]), w) for i in range(DRAWS)])) for w in (0, 1)
+        w: float(np.mean([misses(default_rng([5, i]), w) for i in range(DRAWS)]))
+        for w in (False, True)
     }
     assert rate[True] < 0.1 + 0.01
     assert rate[False] > 0.2

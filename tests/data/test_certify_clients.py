@@ -4,6 +4,7 @@ it was.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ DIGITS = DataConfig(
 
 
 def pixels(clients: list[ClientData]) -> set[bytes]:
-    upright = (np.rot90(c.x.numpy(), -c.traits["rotation"] // 90, (2, 3)) for c in clients)
+    upright = (np.rot90(c.x.numpy(), -int(c.traits["rotation"]) // 90, (2, 3)) for c in clients)
     return {image.tobytes() for x in upright for image in x.copy()}
 
 
@@ -34,7 +35,7 @@ def groups(found: Population) -> dict[str, list[ClientData]]:
 
 
 @pytest.mark.parametrize("change", [{}, {"overlap": False, "points": 10}, {"lazy": True}])
-def test_they_share_no_image_with_anyone_and_keep_their_labels(change: dict[str, bool]) -> None:
+def test_they_share_no_image_with_anyone_and_keep_their_labels(change: dict[str, Any]) -> None:
     config = replace(DIGITS, certify_clients=9, labeled_fraction=0.5, **change)
     found = groups(load_population(config, Stream(0)))
     assert len(found["certify"]) == 9 and all(c.labeled for c in found["certify"])
