@@ -19,6 +19,7 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "params",
         "autograd",
         "registry",
+        "certificate",
     ),
     *("data", "models", "rank_one", "subspace", "hypernetwork", "prior", "methods"),
     *(
@@ -39,7 +40,6 @@ ROOMS = [  # from low to high; docs/architecture.md shows the same
         "metrics",
         "evaluation",
         "calibration",
-        "certificate",
         "personalize",
         "familiarity",
         "export",

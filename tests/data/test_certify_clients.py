@@ -26,8 +26,7 @@ DIGITS = DataConfig(
 
 
 def pixels(clients: list[ClientData]) -> set[bytes]:
-    turns = [int(c.traits["rotation"]) // 90 for c in clients]
-    upright = (np.rot90(c.x.numpy(), -t, (2, 3)) for c, t in zip(clients, turns, strict=True))
+    upright = (np.rot90(c.x.numpy(), -int(c.traits["rotation"]) // 90, (2, 3)) for c in clients)
     return {image.tobytes() for x in upright for image in x.copy()}
 
 

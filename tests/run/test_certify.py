@@ -1,6 +1,7 @@
 """A certificate of a run: every route, what is refused, and the sets that personal models make."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from flowdup.data import load_population
 from flowdup.errors import CertificateError, CheckpointError, ConfigError
 from flowdup.personalize import load, load_model
 from flowdup.random import Stream
-from flowdup.run import RunFolder, certify_run, train_run
+from flowdup.run import RunFolder, Simulation, certify_run, train_run
+from flowdup.run.stochastic import Noise, StochasticPredictor
 
 SETTINGS: dict[str, Any] = {
     "model": "mlp",
@@ -235,3 +237,34 @@ def test_a_checkpoint_without_its_seed_is_refused(run: Path, tmp_path: Path) -> 
         header.write_text(header.read_text().replace('"seed"', '"sead"'))
     with pytest.raises(CheckpointError, match=r"restore|copy"):
         certify_run(copy)
+
+
+def test_without_noise_the_sampled_predictor_is_the_deployed_one(
+    run: Path, certificate: dict[str, Any]
+) -> None:
+    simulation, state = Simulation.resume(RunFolder(run).read_config(), RunFolder(run).kept)
+    predictor = StochasticPredictor(simulation.method, state.deployed, Stream(1))
+    aside = simulation.population.certify
+    errors = [predictor.sample(client, Noise(0.0, 0.0, math.inf)).error for client in aside]
+    assert np.mean(errors) == pytest.approx(certificate["measured"]["aside"], abs=0.01)
+    noisy = [predictor.sample(client, Noise(10.0, 10.0, math.inf)).error for client in aside]
+    assert np.mean(noisy) > 0.7
+    most = (0.1 + float(state.deployed["psi_r"].norm())) ** 2
+    wild = predictor.distances(aside, Noise(1.0, 0.0, 0.01), 20)
+    assert (
+        max(wild)
+        <= most * (1 + 1e-5)
+        < max(predictor.distances(aside, Noise(1.0, 0.0, math.inf), 20))
+    )
+
+
+def test_two_samples_differ_and_only_h2_moves_where_only_h2_is_random(run: Path) -> None:
+    simulation, state = Simulation.resume(RunFolder(run).read_config(), RunFolder(run).kept)
+    both = [
+        StochasticPredictor(simulation.method, state.deployed, Stream(1), random)
+        for random in ("h", "h2")
+    ]
+    assert all(name.startswith("h2.") for name in both[1].names) and both[1].names
+    assert {*both[1].names} < {*both[0].names} and "psi_r" not in both[0].names
+    client, noise = simulation.population.certify[0], Noise(1e-2, 0.0, math.inf)
+    assert both[0].sample(client, noise) != both[0].sample(client, noise)

@@ -14,6 +14,7 @@ from flowdup.files import write_atomic
 from flowdup.report.embedding import PALETTE, STYLE
 
 _COUNTS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000)
+_TICKS = (10, 30, 100, 300, 1000)
 _FRACTIONS = tuple(percent / 100 for percent in range(5, 100, 5))
 
 
@@ -30,13 +31,16 @@ def certificate_figure(rows: Sequence[dict[str, Any]], out: Path) -> list[Path]:
         for color, (name, points) in zip(PALETTE, by_clients(rows).items(), strict=False):
             left.plot(*zip(*points, strict=True), color=color, label=name)
         left.set(xscale="log", xlabel="clients set aside", ylabel="error at most", ylim=(0, 1))
+        left.set_xticks(_TICKS, [f"{tick:,}" for tick in _TICKS])  # no mathematical notation
+        left.minorticks_off()
         left.legend()
         for color, (name, points) in zip(PALETTE, by_fraction(rows).items(), strict=False):
             right.plot(*zip(*points, strict=True), color=color, label=name)
         right.axhline(1, color="#C8C8C8", linewidth=1)
         right.set(xlabel="p, share of clients with labels", ylabel="bound (above 1: vacuous)")
         if by_fraction(rows):
-            right.legend()
+            right.set_ylim(0, 1.5 * right.get_ylim()[1])  # room for the legend
+            right.legend(loc="upper right")
         files = []
         for kind in ("png", "svg"):
             content = io.BytesIO()

@@ -155,7 +155,7 @@ def _compressed_row(run: Trained, initial: Params, clients: Clients) -> Row:
     """psi_h - psi_h0 with few different values: the divergence is the length of its code."""
     names = [n for n in run.psi if n.startswith("h")]
     moved = {n: run.psi[n].cpu() - initial[n].cpu() for n in names}
-    best: Row | None = None
+    rows = []
     for levels in LEVELS:
         code = compress(pack(moved).double().numpy(), levels)
         change = unpack(torch.from_numpy(code.values).float(), moved)
@@ -173,10 +173,8 @@ def _compressed_row(run: Trained, initial: Params, clients: Clients) -> Row:
             run.measured,
             found.terms | {"levels": levels, "code_nats": code.nats, "numbers": len(code.values)},
         )
-        if best is None or (row.bound or 1.0, code.nats) < (best.bound or 1.0, math.inf):
-            best = row
-    assert best is not None
-    return best
+        rows.append((found.bound, risk, levels, row))  # where all say nothing, the least risk
+    return min(rows)[-1]
 
 
 def _choose(
