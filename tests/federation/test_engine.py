@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from nearby import NODES, TABLE, NearbyFederation
+from nvflare.collab.api.context import Context, set_call_context
 from safetensors.torch import load, save
 
 from flowdup.checkpoint import load_checkpoint
@@ -165,6 +166,18 @@ def test_a_suspended_node_stays_out_until_it_is_readmitted(tmp_path: Path) -> No
     stubs = near.nodes()
     near.train(stubs)
     assert [name for name, _, _ in stubs[1].calls if name != "ping"] == ["begin", "keep"]
+
+
+def test_a_node_answers_the_coordinator_alone(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stub = near.nodes("north")[0]
+    request = json.dumps(TABLE)
+    try:
+        for caller, told in (("server", "shape"), ("south", "error")):
+            set_call_context(Context(None, caller, "north", None))
+            assert told in stub.describe(request)
+    finally:
+        set_call_context(None)
 
 
 def test_a_node_with_another_expansion_is_refused(tmp_path: Path) -> None:
