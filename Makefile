@@ -71,7 +71,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate:tests/federation $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran
@@ -123,6 +123,7 @@ endef
 
 PFL := 'pfl[pytorch]==0.6.0'
 FLOWER := 'flwr[simulation]==1.41.0'
+FEDERATED := --editable '.[data,dev,federation]'
 DEVELOPED := --editable '.[data,dev]'
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -132,7 +133,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(PEERS),flowdup and pfl,$(PFL) $(DEVELOPED))
 
 $(FEDERATION)/.installed: pyproject.toml constraints.txt
-	$(call environment,$(FEDERATION),flowdup and NVIDIA FLARE,--editable '.[data,dev,federation]')
+	$(call environment,$(FEDERATION),flowdup and NVIDIA FLARE,$(FEDERATED))
 
 $(BENCH)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(BENCH),flowdup and pfl and Flower,$(PFL) $(FLOWER) --editable .)
