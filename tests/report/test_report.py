@@ -70,6 +70,18 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_privacy_and_refusals_stand_in_the_headline(tmp_path: Path) -> None:
+    rows = rounds(4, 2)
+    for row in rows:
+        row |= {"epsilon": 0.5 * row["round"], "refused": row["round"] % 2}
+    write_metrics(tmp_path, rows)
+    text = write_report(tmp_path).read_text()
+    assert ">Epsilon</dt>" in text and ">2</dd>" in text
+    assert ">Refused replies</dt>" in text and "in 2 rounds" in text
+    write_metrics(tmp_path, rounds(4, 2))
+    assert "Epsilon" not in write_report(tmp_path).read_text()
+
+
 def test_the_page_needs_nothing_but_itself(run: Path) -> None:
     Page(write_report(run)).check_alone()
 
