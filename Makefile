@@ -48,7 +48,7 @@ mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTAN
 	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
 
 # NVIDIA FLARE has 40 dependencies, so it has an environment of its own.
-test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 5 minutes
+test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 8 minutes
 	$(FEDERATION)/bin/pytest --override-ini "addopts=-q" tests/federation
 
 federation-demo: $(FEDERATION)/.installed  ## seven processes, one is killed: runs/federation-demo
@@ -123,6 +123,7 @@ endef
 
 PFL := 'pfl[pytorch]==0.6.0'
 FLOWER := 'flwr[simulation]==1.41.0'
+FEDERATED := --editable '.[data,dev,federation]'
 DEVELOPED := --editable '.[data,dev]'
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -132,7 +133,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(PEERS),flowdup and pfl,$(PFL) $(DEVELOPED))
 
 $(FEDERATION)/.installed: pyproject.toml constraints.txt
-	$(call environment,$(FEDERATION),flowdup and NVIDIA FLARE,--editable '.[data,dev,federation]')
+	$(call environment,$(FEDERATION),flowdup and NVIDIA FLARE,$(FEDERATED))
 
 $(BENCH)/.installed: pyproject.toml constraints.txt
 	$(call environment,$(BENCH),flowdup and pfl and Flower,$(PFL) $(FLOWER) --editable .)

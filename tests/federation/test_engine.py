@@ -1,15 +1,18 @@
 """The engine of a federation, with nodes in this process: psi, refusals, what is withheld."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from nearby import NODES, TABLE, NearbyFederation
+from nvflare.collab.api.context import Context, set_call_context
 from safetensors.torch import load, save
 
 from flowdup.checkpoint import load_checkpoint
+from flowdup.config import read_config
 from flowdup.errors import FederationError
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.status import federation_status
@@ -58,6 +61,26 @@ def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path, TABLE | {"server": server})
     assert near.train(near.nodes()) == "finished"
     assert apart(psi(near.run), simulated(near)[0]) < 1e-5
+
+
+def test_what_inputs_look_like_is_told_by_nodes_and_is_the_same_as_read_in_one_place(
+    tmp_path: Path,
+) -> None:
+    near = NearbyFederation(tmp_path)
+    near.config = read_config(TABLE | {"data": {"source": "folder"}})
+    assert near.train(near.nodes()) == "finished"
+    together = tmp_path / "together"
+    for node in NODES:  # whose names are in the order of the alphabet
+        for file in (tmp_path / "data" / node).rglob("*.npz"):
+            (together / file.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, together / file.parent.name / f"{node}-{file.name}")
+    own = read_config(TABLE | {"data": {"source": "folder", "path": str(together)}})
+    for _ in train_run(own, tmp_path / "simulated"):
+        pass
+    spec, state = load_checkpoint(tmp_path / "simulated" / "checkpoint")
+    there = load_checkpoint(near.run / "checkpoint")[0]
+    assert there.inputs == spec.inputs and there.inputs.mean
+    assert apart(psi(near.run), state.psi) < 1e-5
 
 
 def test_every_client_has_a_model_in_the_end(tmp_path: Path) -> None:
@@ -165,6 +188,18 @@ def test_a_suspended_node_stays_out_until_it_is_readmitted(tmp_path: Path) -> No
     stubs = near.nodes()
     near.train(stubs)
     assert [name for name, _, _ in stubs[1].calls if name != "ping"] == ["begin", "keep"]
+
+
+def test_a_node_answers_the_coordinator_alone(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stub = near.nodes("north")[0]
+    request = json.dumps(TABLE)
+    try:
+        for caller, told in (("server", "shape"), ("south", "error")):
+            set_call_context(Context(None, caller, "north", None))
+            assert told in stub.describe(request)
+    finally:
+        set_call_context(None)
 
 
 def test_a_node_with_another_expansion_is_refused(tmp_path: Path) -> None:

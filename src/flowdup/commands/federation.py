@@ -170,12 +170,13 @@ def _print_status(found: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    table = Table("node", "alive", "clients", "labeled", "last round", "up", "down", "refused")
+    table = Table("node", "alive", "clients", "labeled", "round", "MB up", "MB down", "refused")
+    table.columns[0].no_wrap = True
     for row in found["nodes"]:
         alive = {True: "yes", False: "no", None: "?"}[row["alive"]]
         counts = ("?" if row[k] is None else str(row[k]) for k in ("clients", "labeled_clients"))
         refused = f"{len(row['refusals'])}{', suspended' if row['suspended'] else ''}"
-        up, down = (f"{row[key]:,}" for key in ("bytes_up", "bytes_down"))
+        up, down = (f"{row[key] / 1e6:,.1f}" for key in ("bytes_up", "bytes_down"))
         table.add_row(row["node"], alive, *counts, str(row["last_round"]), up, down, refused)
     console.print(table)
     for row in found["nodes"]:

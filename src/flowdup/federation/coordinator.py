@@ -15,7 +15,7 @@ from nvflare.collab import collab
 
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
-from flowdup.errors import FederationError, FlowdupError
+from flowdup.errors import FederationError, FlowdupError, FolderInUseError
 from flowdup.federation.calls import Calls, CallSettings
 from flowdup.federation.engine import FederationSettings, NodePopulation
 from flowdup.federation.folder import FederationFolder, read_json, write_json
@@ -44,7 +44,7 @@ class Coordinator:
         self.job = {"number": request["number"], "pid": os.getpid(), "outcome": "", "message": ""}
         try:
             self._write_job(outcome=self.train(request, collab.clients))
-        except FederationError as error:
+        except (FederationError, FolderInUseError) as error:  # the next job may go on
             self._write_job(outcome=WAITING, message=str(error))
         except FlowdupError as error:
             self._write_job(outcome=FAILED, message=str(error))

@@ -25,11 +25,10 @@ from flowdup.data import ClientData, Population, load_population
 from flowdup.federation.local import LocalFederation, write_clients
 from flowdup.federation.record import read_rounds
 from flowdup.federation.status import federation_status
-from flowdup.files import write_atomic
 from flowdup.personalize import load_model
 from flowdup.provenance import provenance
 from flowdup.random import Stream
-from flowdup.run.folder import RunFolder
+from flowdup.run.folder import ComparisonFolder, RunFolder
 from flowdup.run.simulation import Simulation
 from flowdup.server import ServerState
 
@@ -71,7 +70,7 @@ def run_demo(out: Path) -> dict[str, Any]:
         local.start("run", "federation", "run", _CONFIG, str(local.folder.path))
         _say("coordinator and nodes are started")
         _wait(local, lambda: _round(run) >= _COMPARED, began)
-        _, before = load_checkpoint(run / "checkpoint")
+        _, before = load_checkpoint(RunFolder(run).checkpoint)
         local.kill(_KILLED)
         killed = time.time()
         _say(f"{_KILLED} was killed after round {before.round}")
@@ -91,7 +90,9 @@ def run_demo(out: Path) -> dict[str, Any]:
         "rounds": status["round"],
         "nodes": len(NODES),
         "labeled_nodes": _LABELED,
-        "parameters": sum(p.numel() for p in load_checkpoint(run / "checkpoint")[1].psi.values()),
+        "parameters": sum(
+            p.numel() for p in load_checkpoint(RunFolder(run).checkpoint)[1].psi.values()
+        ),
         "seconds_per_round": _median(r["seconds"] for r in rounds if not r["missing"]),
         "max_difference_to_simulation": _difference(config, population, before),
         "rounds_before_kill": before.round,
@@ -108,7 +109,7 @@ def run_demo(out: Path) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 1),
         **provenance(torch.device("cpu")),
     }
-    write_atomic(out / "summary.json", json.dumps(summary, indent=2).encode())
+    ComparisonFolder(out).write_summary(summary)
     return summary
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from nvflare.collab import collab
+from nvflare.collab.api.context import get_call_context
 
 from flowdup.checkpoint import save_checkpoint
 from flowdup.config import Config, read_config
@@ -44,6 +45,7 @@ from flowdup.version import __version__
 from flowdup.wire import most_bytes, reply_with_feedback, task_from_bytes
 
 Answer = dict[str, Any]  # of plain values and bytes
+_COORDINATOR = "server"  # its name in FLARE's calls
 _MOST_REQUEST = 2**20  # characters
 
 
@@ -90,6 +92,7 @@ class Node:
 
     def _answer(self, name: str, work: Callable[[], Answer]) -> Answer:
         try:
+            _check_caller()
             with self.lock, one_core():
                 return work()
         except FlowdupError as error:
@@ -154,6 +157,13 @@ class Node:
         written = write_models(self.kit, stage.clients)
         self._say(f"round {task.round}: {len(written)} models in {self.kit / 'models'}")
         return {}
+
+
+def _check_caller() -> None:
+    """Refuse calls of other nodes, which FLARE would let through."""
+    context = get_call_context()
+    if context is not None and context.caller != _COORDINATOR:
+        raise MessageError(f"node '{context.caller}' calls this one, and only the coordinator may")
 
 
 class _Stage:
