@@ -57,6 +57,13 @@ TABLES: dict[str, Callable[[Results], str]] = {
             "loop": "plain loop",
         },
     ),
+    "round-busy": partial(
+        rounds,
+        file="busy-core",
+        cohort=20,
+        works={"flowdup cnn": "FLowDUP", "fedavg cnn": "FedAvg"},
+        columns={"flowdup": "flowdup", "pfl": "pfl {pfl}"},
+    ),
     "start-up": start_up,
     "personalizing": personalizing,
     "population": population,
