@@ -42,8 +42,8 @@ def test_psi_is_the_simulators(tmp_path: Path, encoding: str) -> None:
     assert near.train(near.nodes(), encoding=encoding) == "finished"
     mine, rows = simulated(near)
     assert apart(psi(near.run), mine) < 1e-5
-    metrics = [json.loads(line) for line in (near.run / "metrics.jsonl").read_text().splitlines()]
-    accuracies = [[row.get("validation_accuracy") for row in found] for found in (metrics, rows)]
+    found = (_metrics(near.run), rows)
+    accuracies = [[row.get("validation_accuracy") for row in each] for each in found]
     assert accuracies[0] == accuracies[1]
 
 
@@ -61,6 +61,18 @@ def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path, TABLE | {"server": server})
     assert near.train(near.nodes()) == "finished"
     assert apart(psi(near.run), simulated(near)[0]) < 1e-5
+
+
+def test_clients_whose_updates_are_too_long_are_named(tmp_path: Path) -> None:
+    server = {"rounds": 1, "aggregation": {"norm_bound": 0.05, "beyond": "refuse"}}
+    near = NearbyFederation(tmp_path, TABLE | {"server": TABLE["server"] | server})
+    assert near.train(near.nodes()) == "finished"
+    (row,), (mine,) = _metrics(near.run), simulated(near)[1]
+    assert row["refused_clients"] and row["refused_clients"] == mine["refused_clients"]
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_what_inputs_look_like_is_told_by_nodes_and_is_the_same_as_read_in_one_place(

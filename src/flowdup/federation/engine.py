@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,7 @@ class FederationEngine:
         if len(answered) < min(population.settings.minimum, len(asked)) or not replies:
             raise FederationError(f"round {task.round}: {len(answered)} nodes answered: {_LATER}")
         for position in sorted(replies):
-            yield replies[position]
+            yield replace(replies[position], member=position)
 
     def _checked(self, content: bytes, round: int) -> Reply:
         reply = reply_from_bytes(content, round, self.schema, self.limit)
