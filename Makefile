@@ -32,8 +32,8 @@ endif
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-federation federation-demo test-gpu mutants torture fuzz lint coverage tables docs bench \
-	bench-gpu peers wheels wheel-check
+.PHONY: help demo test test-peers test-federation federation-demo web-test test-gpu mutants torture fuzz \
+	lint coverage tables docs bench bench-gpu peers wheels wheel-check
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -53,6 +53,12 @@ test-federation: $(FEDERATION)/.installed  ## a federation of real processes ove
 
 federation-demo: $(FEDERATION)/.installed  ## seven processes, one is killed: runs/federation-demo
 	$(FEDERATION)/bin/python -m flowdup.federation.demo
+
+web-test: $(INSTALLED)  ## the TypeScript in web/ against bundles that Python makes; needs npm
+	cd web && npm install --no-save --no-audit --no-fund
+	rm -rf runs/bundles
+	$(VENV)/bin/python tests/export/bundles.py runs/bundles
+	cd web && npx tsc --noEmit && FLOWDUP_BUNDLES=../runs/bundles npx vitest run
 
 # In an environment apart: pfl pins packages of its own.
 test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl
