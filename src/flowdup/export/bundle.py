@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from flowdup.errors import ConfigError
-from flowdup.export.onnx_files import onnx_bytes
+from flowdup.export.onnx_files import example_inputs, onnx_bytes
 from flowdup.files import write_atomic
 from flowdup.methods.corrected import PREFIX, Corrected
 from flowdup.methods.flowdup import FLowDUP
@@ -45,8 +45,7 @@ def export_bundle(federation: Federation, out: Path) -> dict[str, Any]:
     method = _method_of(federation)
     psi = {n: p.cpu() for n, p in federation.psi.items() if not n.startswith(PREFIX)}
     start = _start(federation, method, psi)
-    inputs, about = federation.spec.inputs, {"flowdup": __version__}
-    x = torch.zeros(2, *inputs.shape, dtype=getattr(torch, inputs.dtype))
+    x, about = example_inputs(federation.spec.inputs), {"flowdup": __version__}
     theta = torch.zeros(method.subspace.d)
     files = {
         HYPERNETWORK: onnx_bytes(_SetReader(method, psi), [x], ["x"], ["v", "r"], about),

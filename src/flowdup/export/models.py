@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from flowdup.errors import ConfigError
-from flowdup.export.onnx_files import onnx_bytes
+from flowdup.export.onnx_files import example_inputs, onnx_bytes
 from flowdup.files import write_atomic
 from flowdup.personalize import PersonalModel
 from flowdup.version import __version__
@@ -29,19 +28,16 @@ def export_model(model: PersonalModel, path: Path, format: str) -> None:
         raise ConfigError(f"unknown format '{format}': use one of {', '.join(FORMATS)}")
 
 
-def example_inputs(model: PersonalModel) -> Tensor:
-    """Two points of the right shape and type, for a trace."""
-    return torch.zeros(2, *model.inputs.shape, dtype=getattr(torch, model.inputs.dtype))
-
-
 def _onnx(model: PersonalModel) -> bytes:
     about = {"class_names": json.dumps(model.class_names), "flowdup": __version__}
-    return onnx_bytes(model, [example_inputs(model)], ["x"], ["logits"], about)
+    return onnx_bytes(model, [example_inputs(model.inputs)], ["x"], ["logits"], about)
 
 
 def _torch(model: PersonalModel) -> bytes:
     batch = torch.export.Dim("n", min=1)
-    program = torch.export.export(model, (example_inputs(model),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(
+        model, (example_inputs(model.inputs),), dynamic_shapes=({0: batch},)
+    )
     file = io.BytesIO()
     names = {"class_names.json": json.dumps(model.class_names)}
     torch.export.save(program, file, extra_files=names)

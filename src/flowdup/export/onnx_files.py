@@ -9,9 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from flowdup.data.clients import InputSpec
 from flowdup.errors import ConfigError
 
 OPSET = 20  # that onnxruntime 1.17 and onnxruntime-web 1.17 know, and all later ones
+
+
+def example_inputs(inputs: InputSpec) -> Tensor:
+    """Two points of the right shape and type, for a trace."""
+    return torch.zeros(2, *inputs.shape, dtype=getattr(torch, inputs.dtype))
 
 
 def onnx_bytes(

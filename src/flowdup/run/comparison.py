@@ -38,17 +38,8 @@ ACCURACIES = (
 )
 COSTS = ("points", "parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
 ABOUT = (
-    "variant",
-    "method",
-    "data",
-    "p",
-    "k",
-    "model",
-    "seed",
-    "rounds",
-    "seconds",
-    "padding",
-    "epsilon",
+    *("variant", "method", "data", "p", "k", "model", "seed"),
+    *("rounds", "seconds", "padding", "epsilon"),
 )
 WHERE = ("device", "versions", "commit")
 
