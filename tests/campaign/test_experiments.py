@@ -260,6 +260,16 @@ def test_a_row_may_have_seeds_of_its_own() -> None:
         small("[rows.one]", "[rows.one]\nseeds = [1, 1]")
 
 
+def test_a_column_may_have_a_preset_of_its_own() -> None:
+    change, line = '"p = 0.5" = {', '"p = 0.5" = { preset = "rotated-mnist", '
+    (cell,) = (cell for cell in small(change, line).cells if cell.row == "two")
+    config, preset = cell.candidates[0].runs[0].config, load_config("rotated-mnist")
+    assert (config.model, config.data.points) == (preset.model, preset.data.points)
+    assert (config.method.name, config.data.labeled_fraction) == ("fedavg", 0.5)  # on top of it
+    with pytest.raises(ConfigError, match="unknown preset 'rotated-mist'"):
+        small(change, line.replace("mnist", "mist"))
+
+
 def test_a_row_may_be_like_one_of_another_file(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     text = SMALL[: SMALL.index("[rows.one]")] + (

@@ -8,6 +8,7 @@
 
     [columns]                              # settings that a column has
     "p = 0.1" = { data = { labeled_fraction = 0.1 } }
+    "digits" = { preset = "digits" }       # or a preset of its own, under the rows' settings
 
     [rows.FedAvg]                          # a row has settings of its own on top
     settings = { method = { name = "fedavg" } }
@@ -206,13 +207,12 @@ def read_experiment(
         raise ConfigError(
             f"{name}.reference must be one of its rows {', '.join(known)}, not '{reference}'"
         )
-    base = merge(load_table(table["preset"]), table.get("settings", {}))
     cells = []
     for row, entry in table["rows"].items():
         where = f"{name}.rows.{row}"
         _check_keys(as_table(entry, where), _ROW_KEYS, where)
         own = _seeds(entry.get("seeds", list(all_seeds)), f"{where}.seeds")[: seeds or None]
-        cells += _row_cells(where, row, entry, base, table, own, search_seeds, engine)
+        cells += _row_cells(where, row, entry, table, own, search_seeds, engine)
     sizes = {len(cell.candidates) for cell in cells}
     if len(sizes) > 1 and "unequal" not in table:
         raise ConfigError(
@@ -238,7 +238,6 @@ def _row_cells(
     where: str,
     row: str,
     entry: Any,
-    base: Table,
     table: Table,
     seeds: tuple[int, ...],
     search_seeds: tuple[int, ...],
@@ -257,9 +256,14 @@ def _row_cells(
     _check_keys(figure, _EMBEDDING_KEYS, "embedding")
     cells = []
     for number, (column, change) in enumerate(columns.items()):
-        own = merge(merge(base, entry.get("settings", {})), as_table(change, f"columns.{column}"))
+        own = dict(as_table(change, f"columns.{column}"))
+        base = load_table(own.pop("preset", table["preset"]))
+        for over in (table.get("settings", {}), entry.get("settings", {}), own):
+            base = merge(base, over)
         candidates = tuple(
-            _candidate(own, dict(zip(search, values, strict=True)), {*search_seeds, *seeds}, engine)
+            _candidate(
+                base, dict(zip(search, values, strict=True)), {*search_seeds, *seeds}, engine
+            )
             for values in itertools.product(*search.values())
         )
         embedded = (figure.get("row"), figure.get("column")) == (row, column)
