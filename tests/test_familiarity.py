@@ -132,9 +132,13 @@ def test_a_few_small_clients_do_not_take_the_limits_of_many_points_away() -> Non
 
 
 def test_unlike_training_clients_raise_a_limit_that_alike_ones_set() -> None:
-    alike = [torch.ones(4, WIDTH)] * 30
-    limits = [fit_familiarity(clients(50, 1), v, mean).limits for v in (alike, clients(50, 4))]
-    assert limits[0][1] > 0.3 * limits[1][1]
+    training = clients(50, 1)
+    centre = torch.stack([mean(x) for x in training]).mean(0)
+    limits = [
+        fit_familiarity(training, validation, mean).limits[1]
+        for validation in ([centre.repeat(4, 1)] * 30, clients(50, 4))
+    ]
+    assert limits[0] > 0.3 * limits[1]
 
 
 def test_embeddings_that_are_not_finite_are_refused() -> None:
