@@ -5,6 +5,7 @@ import { join } from "node:path";
 import * as ort from "onnxruntime-web";
 import { describe, expect, test } from "vitest";
 import { Bundle, decide, type Points, type Runtime } from "../src/bundle";
+import { fetchBundle } from "../src/files";
 
 const folder = process.env.FLOWDUP_BUNDLES;
 if (!folder) throw new Error("no bundles: run `make web-test`, which exports some");
@@ -33,7 +34,7 @@ describe.each(readdirSync(folder))("the bundle %s", (name) => {
   const known = JSON.parse(readFileSync(join(folder, name, "known.json"), "utf8")) as Known[];
 
   test("makes the models that Python makes, from sets of any size", async () => {
-    const bundle = await Bundle.load(reader(name), runtime);
+    const bundle = await Bundle.load(await fetchBundle(reader(name)), runtime);
     for (const [number, answer] of known.entries()) {
       const points = readPoints(name, answer, number);
       const own = await bundle.personalize(points);
@@ -56,7 +57,8 @@ describe.each(readdirSync(folder))("the bundle %s", (name) => {
         if (each === file) content[Math.floor(part * (content.length - 1))] ^= 1;
         return content;
       };
-      await expect(Bundle.load(read, runtime)).rejects.toThrow(file);
+      const load = async () => Bundle.load(await fetchBundle(read), runtime);
+      await expect(load()).rejects.toThrow(file);
     }
   });
 });

@@ -1,0 +1,68 @@
+/** The worker's side: a bundle is opened and makes models, while the page stays awake. */
+
+import { Bundle, type Runtime, type Step } from "./bundle";
+import type { Answers, Opened, Request, Timed } from "./messages";
+import { readSamples } from "./samples";
+
+interface OnnxRuntime {
+  env: { wasm: { wasmBinary?: ArrayBufferLike | Uint8Array; numThreads?: number; proxy?: boolean } };
+  InferenceSession: { create(content: Uint8Array, options: object): Promise<unknown> };
+  Tensor: unknown;
+}
+
+/** Answer the page's requests, one after the other, with networks run by `provider`. */
+export function serve(ort: OnnxRuntime, provider: "wasm" | "webgpu"): void {
+  const create = (content: Uint8Array) =>
+    ort.InferenceSession.create(content, { executionProviders: [provider] });
+  const runtime = { InferenceSession: { create }, Tensor: ort.Tensor } as Runtime;
+  let bundle: Bundle | null = null;
+
+  async function answer(request: Request): Promise<Opened | Answers | null> {
+    switch (request.kind) {
+      case "start":
+        ort.env.wasm.numThreads = 1; // more need special headers of the server
+        ort.env.wasm.proxy = false;
+        ort.env.wasm.wasmBinary = request.wasm;
+        return null;
+      case "open": {
+        const { times, done } = stopwatch();
+        bundle = await Bundle.load(request.files, runtime, done);
+        const samples = readSamples(request.files, bundle.manifest.inputs);
+        return { manifest: bundle.manifest, samples, times };
+      }
+      case "personalize": {
+        if (!bundle) throw new Error("there is no bundle");
+        const { times, done } = stopwatch();
+        const { theta, verdict } = await bundle.personalize(request.points, done);
+        const own = await bundle.logits(request.points, theta);
+        done("own");
+        const everyone = await bundle.logits(request.points, bundle.globalModel());
+        done("everyone");
+        return { own, everyone, verdict, times };
+      }
+    }
+  }
+
+  let last: Promise<void> = Promise.resolve();
+  self.onmessage = ({ data }: MessageEvent<{ id: number; request: Request }>) => {
+    last = last.then(async () => {
+      try {
+        self.postMessage({ id: data.id, value: await answer(data.request) });
+      } catch (error) {
+        self.postMessage({ id: data.id, error: error instanceof Error ? error.message : String(error) });
+      }
+    });
+  };
+}
+
+/** Times between calls of `done`. */
+function stopwatch(): { times: Timed[]; done: (step: Step | "own" | "everyone") => void } {
+  const times: Timed[] = [];
+  let before = performance.now();
+  const done = (step: Timed["step"]): void => {
+    const now = performance.now();
+    times.push({ step, ms: now - before });
+    before = now;
+  };
+  return { times, done };
+}
