@@ -57,5 +57,5 @@ def test_the_summary_is_small_and_no_client_is_in_it(fitted: Familiarity) -> Non
 
 
 def test_too_few_clients_for_a_rate_are_refused() -> None:
-    with pytest.raises(ConfigError, match="needs two training clients and 19 validation clients"):
+    with pytest.raises(ConfigError, match="takes 10 training clients and 19 validation clients"):
         fit_familiarity(clients(30, 1), clients(18, 2), mean)

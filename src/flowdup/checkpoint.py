@@ -7,7 +7,6 @@ are, and loading compares.  A theta_0 that an earlier stage learned is.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,8 @@ from flowdup.strict_json import (
     get_number,
     get_object,
     get_text,
-    read_object,
+    seal,
+    unseal,
 )
 
 FORMAT = 4
@@ -94,7 +94,7 @@ def save_checkpoint(
         "run": asdict(origin) if origin else None,
     }
     write_atomic(folder / name, content)
-    write_atomic(folder / _HEADER, _sealed(header))
+    write_atomic(folder / _HEADER, seal(header))
     _remove_tensors_but(folder, name)
 
 
@@ -260,27 +260,15 @@ def _server_shape(name: str, psi: Mapping[str, tuple[int, ...]]) -> tuple[int, .
     return psi.get(f"psi/{parameter}") if known else None
 
 
-def _sealed(header: dict[str, Any]) -> bytes:
-    """The header's text with a SHA-256 of itself in it."""
-    text = json.dumps(header, sort_keys=True)
-    seal = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-    return json.dumps(header | seal, indent=2).encode()
-
-
 def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint in {path.parent}: train first")
     try:
         if path.stat().st_size > _MOST_HEADER:
             raise ValueError("it is too long")
-        content = path.read_bytes()
-        header = read_object(content)
-        del header["sha256"]
-        whole = _sealed(header) == content
-    except (OSError, ValueError, KeyError):
-        whole = False
-    if not whole:
-        raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
+        header = unseal(path.read_bytes())
+    except (OSError, ValueError):
+        raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}") from None
     version = header.get("format")
     if type(version) is not int or version != FORMAT:
         raise CheckpointError(

@@ -40,6 +40,30 @@ def test_a_bundle_is_all_that_a_consumer_needs(federation: Federation, tmp_path:
         assert np.abs(r - federation.embedding(x).numpy()).max() < 1e-4
 
 
+def test_a_bundle_tells_foreign_clients_where_the_run_could(
+    federation: Federation, tmp_path: Path
+) -> None:
+    manifest = export_bundle(federation, tmp_path)
+    found, width = manifest["familiarity"], manifest["embedding"]
+    if federation.spec.method["name"] != "flowdup-plus":
+        assert found is None  # with 10 validation clients
+        return
+    assert len(found["mean"]) == width
+    assert [len(row) for row in found["directions"]] == [width] * len(found["variances"])
+    assert {*found["limits"]} == {"1", "3", "10", "30", "40"}
+    assert found["rate"] == 0.05
+    assert 0 < sum(map(sum, found["map"]["counts"])) <= 20
+    x = images(federation, 30)
+    r = Consumer(tmp_path).h.run(None, {"x": x.numpy()})[1].astype(float)
+    away = r - np.array(found["mean"])
+    along = np.array(found["directions"]) @ away
+    left = (away**2).sum() - (along**2).sum()
+    score = (along**2 / np.array(found["variances"])).sum() + left / found["rest"]
+    verdict = federation.familiarity(x)
+    assert score == pytest.approx(verdict.score, rel=1e-4)
+    assert found["limits"]["30"] == verdict.threshold
+
+
 def test_a_bundle_says_what_it_has_not(tmp_path: Path) -> None:
     small = [s for s in SMALL if "rounds" not in s]
     config = flowdup.load_config("digits", [*small, "server.rounds=1", "method.name=fedavg"])

@@ -21,7 +21,7 @@ export interface Verdict {
 export function judge(known: Familiarity, embedding: Float32Array, points: number): Verdict {
   const [value, most] = [score(known, embedding), limit(known.limits, points)];
   const [x, y] = projections(known, embedding);
-  return { score: value, limit: most, foreign: value > most, position: [x, y ?? 0] };
+  return { score: value, limit: most, foreign: !(value <= most), position: [x, y ?? 0] };
 }
 
 /** How far r(X) lies from the training clients'. */

@@ -3,14 +3,16 @@
     hypernetwork.onnx   a set of inputs as stored [n, *shape] -> v [k] and r(X)
     classifier.onnx     inputs as stored [n, *shape] and theta [d] -> logits
     weights.bin         little-endian float32: psi_r [k], and theta [d] where it was learned
-    manifest.json       shapes, seed, expansion, correction, class names, a SHA-256 of every file
+    manifest.json       shapes, seed, expansion, correction, familiarity, class names, a SHA-256 of
+                        every file
     samples.*           where asked for: clients to begin with (`samples.py`)
     SHA256SUMS          of all of them, for `sha256sum --check`
 
 theta = start + S P v: P, and start where it was not learned, follow from the seed (`random.py`,
 `subspace.py`: the same bits in every language) and are not in the bundle; the manifest has their
 SHA-256.  Where the federation corrects for class shares, the manifest has the numbers, and the
-consumer runs EM (`prior.py`).
+consumer runs EM (`prior.py`).  Where the run has stored how to tell foreign clients
+(`familiarity.py`), `familiarity` has it, else null.
 """
 
 import hashlib
@@ -161,6 +163,7 @@ def _manifest(federation: Federation, method: FLowDUP, start: Tensor | None) -> 
         "start": "seed" if start is None else WEIGHTS,
         "layers": list(_layers(method)),
         "correction": correction,
+        "familiarity": federation.summary.table() if federation.summary else None,
     }
 
 

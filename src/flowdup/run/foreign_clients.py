@@ -1,0 +1,75 @@
+"""What a finished run stores to tell foreign clients by (`familiarity.py`), or why it cannot.
+
+Training clients give the summary and validation clients the limits; test clients and those set
+aside for a certificate are left alone.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowdup.checkpoint import load_checkpoint
+from flowdup.errors import ConfigError
+from flowdup.familiarity import check_enough, fit_familiarity, store_familiarity
+from flowdup.personalize import load, psi_digest
+from flowdup.run.folder import RunFolder
+from flowdup.run.remote import RemotePopulation
+from flowdup.run.simulation import Simulation
+
+_LOG = logging.getLogger(__name__)
+_MOST = 1000  # training clients that the summary is made of, evenly spaced among more
+
+
+def tell_foreign_clients(folder: RunFolder, simulation: Simulation, rate: float) -> None:
+    """Store the summary of clients beside the checkpoint that counts, if it is not there already.
+
+    Where it cannot be had, the log says why and `personalize` goes without.
+    """
+    if not rate:
+        return
+    try:
+        _check_may_tell(simulation, rate)
+        federation = load(folder.kept, simulation.device)
+        if federation.summary and federation.summary.rate == rate:
+            return
+        _LOG.info("looking at clients, to tell foreign ones")
+        with simulation.cores():
+            found = fit_familiarity(
+                list(_training(simulation)),
+                list(_validation(simulation)),
+                federation.embedding,
+                rate,
+            )
+    except ConfigError as error:
+        _LOG.info("foreign clients will not be told: %s", error)
+        return
+    digest = psi_digest(load_checkpoint(folder.kept)[1].deployed)
+    store_familiarity(folder.kept, found, digest)
+
+
+def _check_may_tell(simulation: Simulation, rate: float) -> None:
+    population = simulation.population
+    if isinstance(population, RemotePopulation):
+        raise ConfigError("clients are on other machines, and only psi and its updates leave them")
+    if not simulation.method.has_embedding:
+        raise ConfigError(f"method '{simulation.config.method.name}' has no embedding of clients")
+    if simulation.private_rounds:
+        raise ConfigError("with server.privacy.noise nothing is told of clients without noise")
+    check_enough(len(population.train), len(population.validation), rate)
+
+
+def _training(simulation: Simulation) -> Iterator[Tensor]:
+    clients = simulation.population.train
+    step = -(-len(clients) // _MOST)
+    return (clients[i].x for i in range(0, len(clients), step))
+
+
+def _validation(simulation: Simulation) -> Iterator[Tensor]:
+    """Their points in random order: of few points, limits are those of any few."""
+    stream = simulation.stream.child("familiarity")
+    for number, client in enumerate(simulation.population.validation):
+        draws = stream.substreams(number, 1, len(client))[0]
+        yield client.x[torch.from_numpy(np.argsort(draws, kind="stable"))]
