@@ -76,9 +76,11 @@ class Session {
       const answers = await this.engine.personalize(points);
       if (own !== this.asked) return;
       const took = performance.now() - start;
-      this.results.show(this.opened.manifest, { inputs: this.opened.manifest.inputs, points, labels, answers });
+      const { manifest } = this.opened;
+      const whose = collection.ofPerson ? "your" : "their";
+      this.results.show(manifest, { inputs: manifest.inputs, points, labels, answers, whose });
       fail("");
-      say(`A model of ${collection.ofPerson ? "your" : "their"} own from ${images(labels.length)}, in ${time(took)}.`);
+      say(`A model of ${whose} own from ${images(labels.length)}, in ${time(took)}.`);
     } catch (error) {
       if (own !== this.asked) return;
       this.results.hide();

@@ -7,7 +7,7 @@ import type { Manifest } from "./manifest";
 import type { Sample } from "./samples";
 
 export interface Timed {
-  step: Step | "own" | "everyone";
+  step: Step | "warm" | "own" | "everyone";
   ms: number;
 }
 

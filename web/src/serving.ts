@@ -1,6 +1,7 @@
 /** The worker's side: a bundle is opened and makes models, while the page stays awake. */
 
-import { Bundle, type Runtime, type Step } from "./bundle";
+import { Bundle, type Runtime } from "./bundle";
+import { pointSize } from "./manifest";
 import type { Answers, Opened, Request, Timed } from "./messages";
 import { readSamples } from "./samples";
 
@@ -26,7 +27,10 @@ export function serve(ort: OnnxRuntime, provider: "wasm" | "webgpu"): void {
         return null;
       case "open": {
         const { times, done } = stopwatch();
-        bundle = await Bundle.load(request.files, runtime, done);
+        const opened = await Bundle.load(request.files, runtime, done);
+        await warmUp(opened);
+        done("warm");
+        bundle = opened;
         const samples = readSamples(request.files, bundle.manifest.inputs);
         return { manifest: bundle.manifest, samples, times };
       }
@@ -55,8 +59,15 @@ export function serve(ort: OnnxRuntime, provider: "wasm" | "webgpu"): void {
   };
 }
 
+/** A first model of nothing, so that the person's is made at full speed. */
+async function warmUp(bundle: Bundle): Promise<void> {
+  const { inputs } = bundle.manifest;
+  const none = new (inputs.dtype === "uint8" ? Uint8Array : Float32Array)(pointSize(inputs));
+  await bundle.logits(none, (await bundle.personalize(none)).theta);
+}
+
 /** Times between calls of `done`. */
-function stopwatch(): { times: Timed[]; done: (step: Step | "own" | "everyone") => void } {
+function stopwatch(): { times: Timed[]; done: (step: Timed["step"]) => void } {
   const times: Timed[] = [];
   let before = performance.now();
   const done = (step: Timed["step"]): void => {

@@ -16,6 +16,7 @@ interface Known {
   personal: number[];
   for_all: number[];
   embedding: number[];
+  familiarity: { score: number; threshold: number; foreign: boolean } | null;
 }
 
 const runtime = ort as unknown as Runtime;
@@ -39,6 +40,12 @@ describe.each(readdirSync(folder))("the bundle %s", (name) => {
       const points = readPoints(name, answer, number);
       const own = await bundle.personalize(points);
       expect(distance(own.embedding, answer.embedding)).toBeLessThan(1e-4);
+      expect(own.verdict === null).toBe(answer.familiarity === null);
+      if (own.verdict && answer.familiarity) {
+        expect(own.verdict.score / answer.familiarity.score).toBeCloseTo(1, 3);
+        expect(own.verdict.limit / answer.familiarity.threshold).toBeCloseTo(1, 9);
+        expect(own.verdict.foreign).toBe(answer.familiarity.foreign);
+      }
       const logits = await bundle.logits(points, own.theta);
       expect(distance(logits, answer.personal)).toBeLessThan(1e-3);
       const forAll = await bundle.logits(points, bundle.globalModel());

@@ -11,6 +11,7 @@ const STEPS: Partial<Record<Timed["step"], string>> = {
   check: "Checking every byte of the model",
   start: "Starting the networks",
   regenerate: "Making random numbers again from their seed",
+  warm: "A first try of everything",
 };
 
 export function showSent(requests: number): void {

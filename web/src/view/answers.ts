@@ -7,13 +7,14 @@ import { make } from "./dom";
 import { images, percent } from "./text";
 import { thumbnail } from "./thumbnail";
 
-const PAGE = 48; // images that are shown at once
+const PAGE = 24; // images that are shown at once
 
 export interface Shown {
   inputs: Inputs;
   points: Uint8Array;
   labels: number[]; // -1: unknown; as many as images
   answers: Answers;
+  whose: "your" | "their"; // own model it is
 }
 
 type Decision = ReturnType<typeof decide>[number];
@@ -42,18 +43,19 @@ export class AnswerList {
     for (; this.shown < end; this.shown++) this.list.append(this.tile(this.shown));
     const left = this.own.length - end;
     this.more.hidden = !left;
-    this.more.textContent = `Show ${Math.min(PAGE, left)} more of ${images(left)}`;
+    this.more.textContent = left <= PAGE ? `Show the other ${images(left)}` : `Show ${PAGE} more of ${images(left)}`;
   }
 
   /** Two figures: how often each model is right, or how often they differ. */
   figures(): HTMLElement[] {
+    const { whose } = this.data;
     const known = this.data.labels.flatMap((label, i) => (label >= 0 ? [i] : []));
     if (!known.length) {
       const other = this.own.filter((d, i) => d.class !== this.everyone[i].class).length;
       const sure = this.own.reduce((sum, d) => sum + d.p, 0) / this.own.length;
       return [
-        figure("own", `${other} of ${this.own.length}`, "answered otherwise by your own model"),
-        figure("own", percent(sure), "sure is your own model, on average"),
+        figure("own", `${other} of ${this.own.length}`, `answered otherwise by ${whose} own model`),
+        figure("own", percent(sure), `sure is ${whose} own model, on average`),
       ];
     }
     const right = (found: Decision[]): number =>
@@ -61,7 +63,7 @@ export class AnswerList {
     const of = (count: number): string => `${count} of ${known.length} right`;
     const [own, everyone] = [right(this.own), right(this.everyone)];
     return [
-      figure("own", percent(own / known.length), "your own model", of(own), own / known.length),
+      figure("own", percent(own / known.length), `${whose} own model`, of(own), own / known.length),
       figure("everyone", percent(everyone / known.length), "the model for everyone", of(everyone), everyone / known.length),
     ];
   }
@@ -86,11 +88,11 @@ export class AnswerList {
         { class: `answer ${who}${found.class === label ? " right" : label >= 0 ? " wrong" : ""}` },
         make("span", { class: "who" }, words),
         make("strong", {}, this.names[found.class]),
-        make("span", { class: "sure" }, percent(found.p)),
         ...(label < 0 ? [] : [mark(found.class === label)]),
+        make("span", { class: "sure" }, `${Math.round(100 * found.p)} %`),
       );
     const differs = own.class === all.class ? "" : "differs";
-    return make("li", { class: differs }, picture, row("own", "own", own), row("everyone", "everyone", all));
+    return make("li", { class: differs }, picture, row("own", "own", own), row("everyone", "all", all));
   }
 }
 

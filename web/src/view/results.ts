@@ -21,11 +21,13 @@ export class Results {
   constructor() {
     byId("more").addEventListener("click", () => this.list?.showMore());
     byId("save").addEventListener("click", () => this.save());
+    byId("use-everyone").addEventListener("click", () => this.use("everyone"));
     for (const radio of this.radios()) radio.addEventListener("change", () => this.markUsed());
   }
 
   show(manifest: Manifest, shown: Shown): void {
-    byId("results").hidden = false;
+    byId("results").hidden = byId("to-answers").hidden = false;
+    for (const word of document.querySelectorAll("[data-whose]")) word.textContent = shown.whose;
     this.list = new AnswerList(shown, byId("answers"), byId("more"));
     this.list.showMore();
     byId("figures").replaceChildren(...this.list.figures());
@@ -33,13 +35,12 @@ export class Results {
     this.showVerdict(manifest, verdict);
     const all = times.reduce((sum, { ms }) => sum + ms, 0);
     const rows = times.map(({ step, ms }): [string, string] => [STEPS[step] ?? step, time(ms)]);
-    fillList(byId("times"), [...rows, ["Together", time(all)]]);
+    fillList(byId("times"), [...rows, ["All together", time(all)]]);
   }
 
   hide(): void {
     this.list = null;
-    byId("results").hidden = true;
-    byId("warning").hidden = true;
+    byId("results").hidden = byId("to-answers").hidden = byId("warning").hidden = true;
   }
 
   setBusy(busy: boolean): void {
@@ -50,14 +51,13 @@ export class Results {
     const { familiarity } = manifest;
     byId("map-part").hidden = !familiarity || !verdict;
     byId("warning").hidden = !verdict?.foreign;
-    this.use(verdict?.foreign ? "everyone" : "own");
+    this.use("own");
     if (!familiarity || !verdict) return;
     byId("map").replaceChildren(drawMap(familiarity, verdict));
     byId("map-text").textContent = mapText(familiarity, verdict);
     byId("warning-text").textContent = verdict.foreign
-      ? "The model was not taught by anyone with images like these, and a model made from them may be wrong. " +
-        "So answers count from the model for everyone, unless you choose your own below. " +
-        `(Of people like those who taught it, at most ${percent(familiarity.rate)} get this warning.)`
+      ? "Nobody with images like these taught the model, so a model made from them may well be wrong. " +
+        `(Of people like those who taught it, about ${percent(familiarity.rate)} get this warning.)`
       : "";
   }
 
@@ -70,6 +70,7 @@ export class Results {
   }
 
   private use(which: "own" | "everyone"): void {
+    byId("use-everyone").addEventListener("click", () => this.use("everyone"));
     for (const radio of this.radios()) radio.checked = radio.value === which;
     this.markUsed();
   }
