@@ -43,7 +43,7 @@ class Session {
   async addFiles(files: File[]): Promise<void> {
     const { inputs } = this.opened.manifest;
     const read = await readImages(files, inputs, (done, all) => {
-      if (done % 100 === 99) say(`Reading image ${done + 1} of ${all} …`);
+      if (done % 320 === 0 && all > 320) say(`Reading image ${done + 1} of ${all} …`);
     });
     await this.addPoints(read.points, read.notes);
   }

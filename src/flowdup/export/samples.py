@@ -1,7 +1,7 @@
 """Sample clients beside a bundle, for its page to begin with: images, labels and what is known.
 
-    samples.bin    points as stored, one client after the other
-    samples.json   for each client its name, number of points, labels (-1: unknown) and traits
+samples.bin    points as stored, one client after the other
+samples.json   for each client its name, number of points, labels (-1: unknown) and traits
 """
 
 import json

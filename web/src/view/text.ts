@@ -1,6 +1,7 @@
 /** Numbers in words. */
 
-export const percent = (share: number): string => `${(100 * share).toFixed(share === 1 ? 0 : 1)} %`;
+/** With one digit, unless it is a whole number. */
+export const percent = (share: number): string => `${Number((100 * share).toFixed(1))} %`;
 
 export const bytes = (count: number): string =>
   count < 1000 ? `${count} bytes` : count < 1e6 ? `${(count / 1e3).toFixed(0)} kB` : `${(count / 1e6).toFixed(1)} MB`;
