@@ -8,7 +8,6 @@ import { expect, inject } from "vitest";
 const FLAGS = [
   "--headless",
   "--no-sandbox",
-  "--disable-gpu",
   "--disable-quic",
   "--no-first-run",
   "--disable-background-networking",
@@ -16,8 +15,14 @@ const FLAGS = [
   "--disable-sync",
 ];
 
-export const launch = (): Promise<Browser> =>
-  chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: FLAGS });
+const SOFTWARE_GPU = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"];
+
+/** Without a graphics card, or with one of software. */
+export const launch = (gpu: "none" | "software" = "none"): Promise<Browser> =>
+  chromium.launch({
+    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+    args: [...FLAGS, ...(gpu === "none" ? ["--disable-gpu"] : SOFTWARE_GPU)],
+  });
 
 interface Predictions {
   names: string[];
@@ -62,10 +67,10 @@ export class Visit {
   }
 
   /** From an empty page until the sample is loaded. */
-  static async start(browser: Browser, options: BrowserContextOptions = {}): Promise<Visit> {
+  static async start(browser: Browser, options: BrowserContextOptions = {}, query = ""): Promise<Visit> {
     const context = await browser.newContext({ viewport: { width: 1100, height: 900 }, ...options });
     const visit = new Visit(await context.newPage());
-    await visit.page.goto(inject("url"));
+    await visit.page.goto(inject("url") + query);
     await visit.status("Ready");
     visit.ready = true;
     return visit;

@@ -9,7 +9,7 @@ import { logPrior } from "./prior";
 
 /** What this file needs of ONNX Runtime. */
 export interface Runtime {
-  InferenceSession: { create(content: Uint8Array): Promise<InferenceSession> };
+  InferenceSession: { create: (content: Uint8Array) => Promise<InferenceSession> };
   Tensor: new (type: "uint8" | "float32", data: Points, dims: number[]) => Tensor;
 }
 
@@ -43,8 +43,9 @@ export class Bundle {
     checkFiles(files);
     const manifest = readManifest(files.get("manifest.json")!);
     onStep("check");
-    const networks = ["hypernetwork.onnx", "classifier.onnx"].map((name) => files.get(name)!);
-    const sessions = await Promise.all(networks.map((n) => runtime.InferenceSession.create(n)));
+    const { create } = runtime.InferenceSession;
+    const hypernetwork = await create(files.get("hypernetwork.onnx")!); // WebGPU starts one at a time
+    const classifier = await create(files.get("classifier.onnx")!);
     onStep("start");
     const weights = new Float32Array(files.get("weights.bin")!.slice().buffer);
     const { k, d } = manifest.expansion;
@@ -55,7 +56,7 @@ export class Bundle {
     const learned = manifest.method === "flowdup-plus" && !bySeed;
     const forAll = learned ? start : subspace.theta(weights.slice(0, k));
     onStep("regenerate");
-    return new Bundle(manifest, runtime, sessions[0], sessions[1], subspace, forAll);
+    return new Bundle(manifest, runtime, hypernetwork, classifier, subspace, forAll);
   }
 
   /** A person's own model from unlabeled points: one pass through h, no gradient. */

@@ -22,10 +22,10 @@ export interface Loaded {
   ms: number;
 }
 
-/** What the person asked for by the address, if the browser has it. */
-export function wantedRuntime(): RuntimeName {
-  const asked = new URLSearchParams(location.search).get("runtime");
-  return asked === "webgpu" && "gpu" in navigator ? "webgpu" : "wasm";
+/** Whether the browser can compute on a graphics card. */
+export async function hasGpu(): Promise<boolean> {
+  const { gpu } = navigator as { gpu?: { requestAdapter(): Promise<unknown> } };
+  return Boolean(await gpu?.requestAdapter());
 }
 
 /** Load the program and the bundle beside the page; then forbid all requests. */

@@ -5,7 +5,7 @@ import { droppedFiles } from "./dropped";
 import type { Engine } from "./engine";
 import { type Files, SUMS } from "./files";
 import { readImages, readsImages } from "./images";
-import { load, openFiles, type RuntimeName, wantedRuntime } from "./loading";
+import { hasGpu, load, openFiles } from "./loading";
 import type { Opened } from "./messages";
 import { drawingToPoint } from "./pixels";
 import { countRequests } from "./policy";
@@ -165,8 +165,10 @@ function listen(session: () => Session | null, open: (files: File[]) => void): v
   });
 }
 
-async function start(name: RuntimeName): Promise<void> {
+async function start(): Promise<void> {
   const results = new Results();
+  const [asked, able] = [new URLSearchParams(location.search).get("runtime") === "webgpu", await hasGpu()];
+  const name = asked && able ? "webgpu" : "wasm";
   let session: Session | null = null;
   const loaded = await load(name);
   showSent(0);
@@ -201,9 +203,9 @@ async function start(name: RuntimeName): Promise<void> {
     () => session,
     (files) => void openFiles(files).then(open),
   );
-  showRuntimeChoice(name);
+  showRuntimeChoice(asked, able);
   if (loaded.files) await open(loaded.files);
   else fail("There is no model beside this page: open one below, or see how to export one.");
 }
 
-start(wantedRuntime()).catch((error: Error) => fail(`The page could not be loaded: ${error.message}. Reload it.`));
+start().catch((error: Error) => fail(`The page could not be loaded: ${error.message}. Reload it.`));

@@ -1,9 +1,11 @@
 """A web server for the page and one bundle, on this machine alone."""
 
+import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from flowdup.errors import FlowdupError
@@ -53,6 +55,11 @@ class PageServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Where the page is."""
         return f"http://{HOST}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """As for any server, but a browser may go away at any time."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
 /** What the page is made of, what it has sent, and what else it could compute with. */
 
 import type { Files } from "../files";
-import type { Loaded, RuntimeName } from "../loading";
+import type { Loaded } from "../loading";
 import { classNames, type Manifest } from "../manifest";
 import type { Timed } from "../messages";
 import { byId, fillList, make } from "./dom";
@@ -37,16 +37,14 @@ export function showAbout(manifest: Manifest, files: Files, loaded: Loaded, time
 }
 
 /** Another way to compute is a new page, since this one can load nothing more. */
-export function showRuntimeChoice(name: RuntimeName): void {
+export function showRuntimeChoice(askedForGpu: boolean, hasGpu: boolean): void {
   const line = byId("runtime");
   const link = (address: string, text: string): HTMLElement => make("a", { href: address }, text);
-  const asked = location.search.includes("runtime=webgpu");
-  if (name === "webgpu")
+  if (askedForGpu && hasGpu)
     line.replaceChildren("Computed by the graphics card (WebGPU). ", link("./", "Use WebAssembly instead"), ".");
-  else if (asked) line.replaceChildren("This browser has no WebGPU, so WebAssembly computes, in one thread.");
+  else if (askedForGpu) line.replaceChildren("This browser has no WebGPU, so WebAssembly computes, in one thread.");
   else {
     line.replaceChildren("Computed by WebAssembly, in one thread. ");
-    if ("gpu" in navigator)
-      line.append(link("?runtime=webgpu", "Use the graphics card"), " (loads 27 MB more; for large models).");
+    if (hasGpu) line.append(link("?runtime=webgpu", "Use the graphics card"), " (loads 27 MB more; for large models).");
   }
 }
