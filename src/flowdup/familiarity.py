@@ -7,8 +7,9 @@ Bishop, "Probabilistic Principal Component Analysis", JRSS B 1999):
     score = sum over directions of (projection)^2 / variance + (what is left)^2 / rest
 
 A client whose score is above the limit is foreign.  The limit is an order statistic of validation
-clients' scores, so that a new client of the same kind is called foreign with at most the stated
-rate; few points make r(X) noisy, so there is a limit for several numbers of points.
+clients' scores, or of training clients' if that is higher, so that a new client of the same kind is
+called foreign with at most the stated rate; few points make r(X) noisy, so there is a limit for
+several numbers of points.
 
 What is stored are sums over all training clients, a map with how many of them lie where, as long as
 they are not alone there, and of validation clients the limits alone.
@@ -107,8 +108,14 @@ class Familiarity:
 
     def judge(self, embedding: Tensor, points: int) -> Verdict:
         """Whether a client is foreign, by the r(X) of its so many points."""
+        if embedding.shape != self.mean.shape:
+            raise CheckpointError(
+                f"{FAMILIARITY} is of embeddings of another size: restore it from a copy, or "
+                "delete it and go on without"
+            )
         score, limit = self.score(embedding.cpu()), self.limit(points)
-        return Verdict(score, limit, not score <= limit, self.rate)
+        score = score if math.isfinite(score) else math.inf
+        return Verdict(score, limit, score > limit, self.rate)
 
     def table(self) -> dict[str, Any]:
         """As plain values, for JSON; `read_familiarity` reads it."""
@@ -149,8 +156,9 @@ def fit_familiarity(
     """From the inputs of training clients and of validation clients; `embed` gives r(X).
 
     Among n validation clients the limit is the ceil((n + 1) (1 - rate))-th smallest score: a new
-    client that is exchangeable with them exceeds it with probability `rate` at most.  Their points
-    should be in random order: limits for few points are of the first ones.
+    client that is exchangeable with them exceeds it with probability `rate` at most.  Training
+    clients, who are more, raise it where their own such score is higher: validation clients may
+    happen to be alike.  Points should be in random order: limits for few points are of the first.
     """
     least = check_enough(len(training), len(validation), rate)
 
@@ -164,11 +172,16 @@ def fit_familiarity(
         return r
 
     gaussian = _fit(torch.stack([embedded(x) for x in training]))
-    limits = {}
-    for size in _sizes(validation, least):
-        scores = sorted(gaussian.score(embedded(x[:size])) for x in validation if len(x) >= size)
-        rank = min(len(scores), math.ceil((len(scores) + 1) * (1 - rate)))
-        limits[size] = max(scores[rank - 1], _LEAST)
+
+    def quantile(clients: Sequence[Tensor], size: int) -> float:
+        scores = sorted(gaussian.score(embedded(x[:size])) for x in clients if len(x) >= size)
+        rank = math.ceil((len(scores) + 1) * (1 - rate))
+        return scores[min(rank, len(scores)) - 1] if scores else 0.0
+
+    limits = {
+        size: max(quantile(validation, size), quantile(training, size), _LEAST)
+        for size in _sizes(validation, least)
+    }
     return replace(gaussian, limits=limits, rate=rate)
 
 

@@ -5,22 +5,24 @@ aside for a certificate are left alone.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flowdup.checkpoint import load_checkpoint
+from flowdup.data import ClientData
 from flowdup.errors import ConfigError
 from flowdup.familiarity import check_enough, fit_familiarity, store_familiarity
 from flowdup.personalize import load, psi_digest
+from flowdup.random import Stream
 from flowdup.run.folder import RunFolder
 from flowdup.run.remote import RemotePopulation
 from flowdup.run.simulation import Simulation
 
 _LOG = logging.getLogger(__name__)
-_MOST = 1000  # training clients that the summary is made of, evenly spaced among more
+_MOST = 300  # training or validation clients that are looked at, evenly spaced among more
 
 
 def tell_foreign_clients(folder: RunFolder, simulation: Simulation, rate: float) -> None:
@@ -35,11 +37,12 @@ def tell_foreign_clients(folder: RunFolder, simulation: Simulation, rate: float)
         federation = load(folder.kept, simulation.device)
         if federation.summary and federation.summary.rate == rate:
             return
+        population, stream = simulation.population, simulation.stream.child("familiarity")
         _LOG.info("looking at clients, to tell foreign ones")
         with simulation.cores():
             found = fit_familiarity(
-                list(_training(simulation)),
-                list(_validation(simulation)),
+                _inputs(population.train, stream.child("train")),
+                _inputs(population.validation, stream.child("validation")),
                 federation.embedding,
                 rate,
             )
@@ -61,15 +64,12 @@ def _check_may_tell(simulation: Simulation, rate: float) -> None:
     check_enough(len(population.train), len(population.validation), rate)
 
 
-def _training(simulation: Simulation) -> Iterator[Tensor]:
-    clients = simulation.population.train
+def _inputs(clients: Sequence[ClientData], stream: Stream) -> list[Tensor]:
+    """Of `_MOST` of the clients, points in random order: few of them are like any few."""
     step = -(-len(clients) // _MOST)
-    return (clients[i].x for i in range(0, len(clients), step))
-
-
-def _validation(simulation: Simulation) -> Iterator[Tensor]:
-    """Their points in random order: of few points, limits are those of any few."""
-    stream = simulation.stream.child("familiarity")
-    for number, client in enumerate(simulation.population.validation):
-        draws = stream.substreams(number, 1, len(client))[0]
-        yield client.x[torch.from_numpy(np.argsort(draws, kind="stable"))]
+    found = []
+    for i in range(0, len(clients), step):
+        x = clients[i].x
+        draws = stream.substreams(i, 1, len(x))[0]
+        found.append(x[torch.from_numpy(np.argsort(draws, kind="stable"))])
+    return found

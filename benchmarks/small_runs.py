@@ -1,0 +1,45 @@
+"""Runs that a CPU trains in minutes: small networks and few rounds, on the clients of presets.
+
+They show how something depends on something, not how good a method is.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowdup.config import load_config
+from flowdup.run import RunFolder, train_run
+
+_NETWORK = ("model=cnn-small", "method.subspace.k=1000", "client.optimizer.lr=0.1")
+_ROUNDS = ("server.rounds=120", "server.cohort=30", "run.evaluate_every=40")
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    """A preset, and what is changed in it."""
+
+    preset: str
+    settings: tuple[str, ...]
+    data: str  # its name for people
+
+    def train(self, runs: Path, seed: int = 0) -> Path:
+        """The run's folder; training goes on where it was stopped, if at all."""
+        folder = runs / f"{self.preset}-{seed}"
+        texts = [*self.settings, f"seed={seed}", "engine.device=cpu"]
+        config = load_config(self.preset, texts)
+        for metrics in train_run(config, folder, resume=RunFolder(folder).started):
+            if "validation_accuracy" in metrics:
+                print(folder.name, metrics, flush=True)
+        return folder
+
+
+ROTATED = ("data.train_clients=500", "data.validation_clients=100", *_NETWORK, *_ROUNDS)
+RUNS = {
+    run.preset: run
+    for run in (
+        SmallRun("digits", ("server.rounds=300",), "digits"),
+        SmallRun("rotated-mnist", ROTATED, "rotated MNIST"),
+        SmallRun("rotated-fashion-mnist", ROTATED, "rotated Fashion-MNIST"),
+        SmallRun("class-partitioned-cifar10", (*_NETWORK, *_ROUNDS), "CIFAR-10, two classes"),
+        SmallRun("femnist", (*_NETWORK, *_ROUNDS), "FEMNIST"),
+    )
+}
