@@ -81,6 +81,15 @@ def personalizing(results: Results) -> str:
     return grid(["from 100 images", *head], body)
 
 
+def browser(results: Results) -> str:
+    (row,) = results.bench("browser")
+    names = {"first_ms": "first", "median_ms": "median of all", "best_ms": "best"}
+    times = {name: row.get(key) for key, name in names.items()}
+    steps = {f"of the best: {step}": ms for step, ms in row.get("steps_ms", {}).items()}
+    body = [[name, f"{ms:#.3g}" if ms else "0"] for name, ms in (times | steps).items()]
+    return grid(["`cnn`, k = 10^4, from 100 images", "ms"], body)
+
+
 def population(results: Results) -> str:
     rows = results.bench("population")
     engines = ["batched", "sequential"]
