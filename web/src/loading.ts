@@ -22,7 +22,7 @@ export interface Loaded {
   ms: number;
 }
 
-/** Whether the browser can compute on a graphics card. */
+/** Whether the browser finds a graphics card to compute on; one without says so on its console. */
 export async function hasGpu(): Promise<boolean> {
   const { gpu } = navigator as { gpu?: { requestAdapter(): Promise<unknown> } };
   return Boolean(await gpu?.requestAdapter());

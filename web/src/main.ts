@@ -167,8 +167,8 @@ function listen(session: () => Session | null, open: (files: File[]) => void): v
 
 async function start(): Promise<void> {
   const results = new Results();
-  const [asked, able] = [new URLSearchParams(location.search).get("runtime") === "webgpu", await hasGpu()];
-  const name = asked && able ? "webgpu" : "wasm";
+  const asked = new URLSearchParams(location.search).get("runtime") === "webgpu";
+  const name = asked && (await hasGpu()) ? "webgpu" : "wasm";
   let session: Session | null = null;
   const loaded = await load(name);
   showSent(0);
@@ -203,7 +203,7 @@ async function start(): Promise<void> {
     () => session,
     (files) => void openFiles(files).then(open),
   );
-  showRuntimeChoice(asked, able);
+  showRuntimeChoice(name, asked);
   if (loaded.files) await open(loaded.files);
   else fail("There is no model beside this page: open one below, or see how to export one.");
 }

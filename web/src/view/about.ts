@@ -1,7 +1,7 @@
 /** What the page is made of, what it has sent, and what else it could compute with. */
 
 import type { Files } from "../files";
-import type { Loaded } from "../loading";
+import type { Loaded, RuntimeName } from "../loading";
 import { classNames, type Manifest } from "../manifest";
 import type { Timed } from "../messages";
 import { byId, fillList, make } from "./dom";
@@ -37,14 +37,15 @@ export function showAbout(manifest: Manifest, files: Files, loaded: Loaded, time
 }
 
 /** Another way to compute is a new page, since this one can load nothing more. */
-export function showRuntimeChoice(askedForGpu: boolean, hasGpu: boolean): void {
+export function showRuntimeChoice(name: RuntimeName, askedForGpu: boolean): void {
   const line = byId("runtime");
   const link = (address: string, text: string): HTMLElement => make("a", { href: address }, text);
-  if (askedForGpu && hasGpu)
+  if (name === "webgpu")
     line.replaceChildren("Computed by the graphics card (WebGPU). ", link("./", "Use WebAssembly instead"), ".");
   else if (askedForGpu) line.replaceChildren("This browser has no WebGPU, so WebAssembly computes, in one thread.");
   else {
     line.replaceChildren("Computed by WebAssembly, in one thread. ");
-    if (hasGpu) line.append(link("?runtime=webgpu", "Use the graphics card"), " (loads 27 MB more; for large models).");
+    if ("gpu" in navigator)
+      line.append(link("?runtime=webgpu", "Use the graphics card"), " (loads 27 MB more; for large models).");
   }
 }
