@@ -4,7 +4,7 @@ export default defineConfig({
   test: {
     include: ["browser/**/*.test.ts"],
     globalSetup: "browser/server.ts",
-    testTimeout: 60_000,
+    testTimeout: 120_000 /* on a busy machine */,
     hookTimeout: 60_000,
     fileParallelism: false, // times are measured
   },

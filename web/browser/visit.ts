@@ -78,7 +78,7 @@ export class Visit {
 
   /** Until the page says so. */
   status(text: string | RegExp): Promise<void> {
-    return this.page.locator("#status", { hasText: text }).waitFor({ timeout: 50_000 });
+    return this.page.locator("#status", { hasText: text }).waitFor({ timeout: 100_000 });
   }
 
   sample(number: number): Promise<void> {

@@ -61,13 +61,20 @@ async function decode(file: File, inputs: Inputs): Promise<(Picture & { scaled: 
   const most = 8 * Math.max(width, height); // what is larger, the browser shrinks first
   const shrink = Math.min(1, most / Math.min(bitmap.width, bitmap.height));
   const [w, h] = [bitmap.width, bitmap.height].map((side) => Math.max(1, Math.round(side * shrink)));
-  const context = new OffscreenCanvas(w, h).getContext("2d", { willReadFrequently: true })!;
+  const context = canvasOf(w, h);
   context.fillRect(0, 0, w, h); // what is transparent is black
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, 0, 0, w, h);
   const scaled = bitmap.width !== width || bitmap.height !== height;
   bitmap.close();
   return { ...pictureOf(context, w, h), scaled };
+}
+
+let canvas: OffscreenCanvas | null = null; // one for all images of a size
+
+function canvasOf(width: number, height: number): OffscreenCanvasRenderingContext2D {
+  if (canvas?.width !== width || canvas.height !== height) canvas = new OffscreenCanvas(width, height);
+  return canvas.getContext("2d", { willReadFrequently: true })!;
 }
 
 export function pictureOf(
