@@ -55,7 +55,7 @@ export class AnswerList {
       const sure = this.own.reduce((sum, d) => sum + d.p, 0) / this.own.length;
       return [
         figure("own", `${other} of ${this.own.length}`, `answered otherwise by ${whose} own model`),
-        figure("own", percent(sure), `sure is ${whose} own model, on average`),
+        figure("own", percent(sure), `is how sure ${whose} own model is, on average`),
       ];
     }
     const right = (found: Decision[]): number =>

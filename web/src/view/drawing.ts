@@ -70,7 +70,7 @@ export class DrawingPad {
 
   private lineTo(to: [number, number]): void {
     this.context.strokeStyle = "#fff";
-    this.context.lineWidth = this.canvas.width / 9;
+    this.context.lineWidth = this.canvas.width / 7;
     this.context.lineCap = this.context.lineJoin = "round";
     this.context.beginPath();
     this.context.moveTo(...this.pen);
