@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE / "benchmarks"))
 
 from accuracy import demo, in_detail, methods, other_data, precision, privacy  # noqa: E402
+from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
 from reproduced import main_table, reproduced  # noqa: E402
 from speed import benched, browser, personalizing, population, rounds, start_up  # noqa: E402
@@ -70,6 +71,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "population": population,
     "bench-cpu": partial(benched, file="cpu"),
     "bench-gpu": partial(benched, file="gpu"),
+    "set-sizes": set_sizes,
+    "foreign": foreign,
     "main": main_table,
     "reproduced": reproduced,
     "detail-cifar10": partial(in_detail, file="first-look", data="cifar10"),

@@ -7,9 +7,10 @@ Bishop, "Probabilistic Principal Component Analysis", JRSS B 1999):
     score = sum over directions of (projection)^2 / variance + (what is left)^2 / rest
 
 A client whose score is above the limit is foreign.  The limit is an order statistic of validation
-clients' scores, or of training clients' if that is higher, so that a new client of the same kind is
-called foreign with at most the stated rate; few points make r(X) noisy, so there is a limit for
-several numbers of points.
+clients' scores, or of training clients' if that is higher, so that new clients of the same kind are
+called foreign with at most the stated rate, in 19 of 20 draws of validation clients (a tolerance
+limit: Wilks, "Determination of Sample Sizes for Setting Tolerance Limits", 1941).  Few points make
+r(X) noisy, so there is a limit for several numbers of points.
 
 What is stored are sums over all training clients, a map with how many of them lie where, as long as
 they are not alone there, and of validation clients the limits alone.
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowdup.certificate.client_quantile import binomial_tail
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.files import write_atomic
 from flowdup.settings import check_range
@@ -45,6 +47,7 @@ FAMILIARITY = "familiarity.json"  # in the folder of the checkpoint whose embedd
 DIRECTIONS = 8
 SIZES = (1, 3, 10, 30, 100, 300)  # numbers of points that limits are found for
 LEAST_CLIENTS = 10  # of training: a summary of fewer would tell of each
+_DOUBT = 0.05  # that the rate is above the stated one
 _LEAST = 1e-12  # variance, limit
 _ALONE = 3  # clients; a cell of the map with fewer is shown empty
 _CELLS = (4, 16)  # least and most of the map along a direction
@@ -155,10 +158,11 @@ def fit_familiarity(
 ) -> Familiarity:
     """From the inputs of training clients and of validation clients; `embed` gives r(X).
 
-    Among n validation clients the limit is the ceil((n + 1) (1 - rate))-th smallest score: a new
-    client that is exchangeable with them exceeds it with probability `rate` at most.  Training
-    clients, who are more, raise it where their own such score is higher: validation clients may
-    happen to be alike.  Points should be in random order: limits for few points are of the first.
+    Among n validation clients the limit is the k-th smallest score with the least k for which
+    P(Binomial(n, 1 - rate) >= k) is 0.05 at most, and the largest score where n is too small for
+    that: clients that are exchangeable with them then exceed it at the rate on average.  Training
+    clients raise it where a share `rate` of them has a higher score: validation clients may happen
+    to be alike.  Points should be in random order: limits for few points are of the first.
     """
     least = check_enough(len(training), len(validation), rate)
 
@@ -173,15 +177,14 @@ def fit_familiarity(
 
     gaussian = _fit(torch.stack([embedded(x) for x in training]))
 
-    def quantile(clients: Sequence[Tensor], size: int) -> float:
-        scores = sorted(gaussian.score(embedded(x[:size])) for x in clients if len(x) >= size)
-        rank = math.ceil((len(scores) + 1) * (1 - rate))
-        return scores[min(rank, len(scores)) - 1] if scores else 0.0
+    def sorted_scores(clients: Sequence[Tensor], size: int) -> list[float]:
+        return sorted(gaussian.score(embedded(x[:size])) for x in clients if len(x) >= size)
 
-    limits = {
-        size: max(quantile(validation, size), quantile(training, size), _LEAST)
-        for size in _sizes(validation, least)
-    }
+    limits = {}
+    for size in _sizes(validation, least):
+        own, trained = sorted_scores(validation, size), sorted_scores(training, size)
+        usual = trained[math.ceil(len(trained) * (1 - rate)) - 1] if trained else 0.0
+        limits[size] = max(own[_rank(len(own), rate) - 1], usual, _LEAST)
     return replace(gaussian, limits=limits, rate=rate)
 
 
@@ -258,6 +261,15 @@ def _rows(table: Mapping[str, Any], key: str) -> list[list[Any]]:
     if not isinstance(found, list) or not all(isinstance(row, list) for row in found):
         raise ValueError(f"'{key}' is no list of lists")
     return found
+
+
+def _rank(clients: int, rate: float) -> int:
+    """The least k for which the k-th smallest of so many scores is exceeded at most at the rate,
+    with confidence; all of them, where no k will do.
+    """
+    mean = math.floor(clients * (1 - rate))  # fewer will not do
+    likely = range(max(mean, 1), clients)
+    return next((k for k in likely if binomial_tail(k, clients, 1 - rate) <= _DOUBT), clients)
 
 
 def _sizes(clients: Sequence[Tensor], least: int) -> list[int]:

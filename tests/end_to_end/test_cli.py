@@ -152,7 +152,8 @@ def test_evaluate_scores_models_made_from_few_points(run: Path) -> None:
 def test_a_stranger_personalizes_and_predicts(run: Path, images: Path, tmp_path: Path) -> None:
     model, answer = tmp_path / "me.safetensors", tmp_path / "classes.npy"
     told = last(good("personalize", run, "--input", images, "--out", model, "--json"))
-    assert told == {"model": str(model), "points": 5}
+    assert (told["model"], told["points"], told["made"]) == (str(model), 5, "personal")
+    assert told["familiarity"]["foreign"]  # five pictures of counting
     found = last(good("predict", model, "--input", images, "--out", answer, "--json"))
     assert np.load(answer).tolist() == found["classes"]
     assert len(found["classes"]) == 5 and set(found["classes"]) <= set(range(10))

@@ -22,7 +22,7 @@ from flowdup.run.remote import RemotePopulation
 from flowdup.run.simulation import Simulation
 
 _LOG = logging.getLogger(__name__)
-_MOST = 300  # training or validation clients that are looked at, evenly spaced among more
+_MOST = 500  # training or validation clients that are looked at, evenly spaced among more
 
 
 def tell_foreign_clients(folder: RunFolder, simulation: Simulation, rate: float) -> None:
