@@ -4,7 +4,7 @@
 
     cnn/         a bundle of the paper's size (k = 10^4), hardly trained on coloured stripes
     images/      digits-*.png and stripes-*.png
-    known.json   what each model says of them, as `Answers` below
+    known.json   what each model says of them, and whether the client is foreign
 """
 
 import json
@@ -22,7 +22,6 @@ from torch import Tensor
 import flowdup
 from flowdup.data import ClientData, InputSpec, Population
 from flowdup.export import export_bundle
-from flowdup.personal_model import PersonalModel
 from flowdup.personalize import Federation
 
 SETTINGS = ["server.rounds=2", "server.cohort=4", "engine.device=cpu", "run.evaluate_every=2"]
@@ -52,11 +51,10 @@ def train_cnn(out: Path) -> Federation:
 
 def answers(federation: Federation, x: Tensor) -> dict[str, Any]:
     """Both models' classes and probabilities, and whether the client is foreign."""
-    weights = federation.method.global_model(federation.psi)
-    everyone = PersonalModel(federation.spec.model, federation.spec.inputs, weights)
-    found = {"own": federation.personalize(x).predictions(x), "everyone": everyone.predictions(x)}
-    return found | {
-        "familiarity": asdict(federation.familiarity(x)) if federation.summary else None
+    return {
+        "own": federation.personalize(x).predictions(x),
+        "everyone": federation.global_model().predictions(x),
+        "familiarity": asdict(federation.familiarity(x)) if federation.summary else None,
     }
 
 

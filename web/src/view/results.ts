@@ -57,7 +57,7 @@ export class Results {
     byId("map-text").textContent = mapText(familiarity, verdict);
     byId("warning-text").textContent = verdict.foreign
       ? "Nobody with images like these taught the model, so a model made from them may well be wrong. " +
-        `(Of people like those who taught it, about ${percent(familiarity.rate)} get this warning.)`
+        `(Of people like those who taught it, at most ${percent(familiarity.rate)} get this warning.)`
       : "";
   }
 
