@@ -20,10 +20,11 @@ from accuracy import demo, in_detail, methods, other_data, precision, privacy  #
 from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
 from reproduced import main_table, reproduced  # noqa: E402
-from speed import benched, personalizing, population, rounds, start_up  # noqa: E402
+from speed import benched, browser, personalizing, population, rounds, start_up  # noqa: E402
 
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: dict[str, Callable[[Results], str]] = {
+    "browser": browser,
     "demo": demo,
     "methods": methods,
     "other-data": other_data,

@@ -81,6 +81,18 @@ def personalizing(results: Results) -> str:
     return grid(["from 100 images", *head], body)
 
 
+def browser(results: Results) -> str:
+    (row,) = results.bench("browser")
+    names = {"first_ms": "first", "median_ms": "median of all", "best_ms": "best"}
+    times = {name: row.get(key) for key, name in names.items()}
+    steps = {f"in the best: {step.lower()}": ms for step, ms in row.get("steps_ms", {}).items()}
+    steps.pop("in the best: all together", None)
+    body = [
+        [name, "" if ms is None else f"{ms:.3g}"] for name, ms in (times | steps).items() if ms != 0
+    ]
+    return grid(["`cnn`, k = 10^4, from 100 images", "ms"], body)
+
+
 def population(results: Results) -> str:
     rows = results.bench("population")
     engines = ["batched", "sequential"]
