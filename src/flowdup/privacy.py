@@ -130,6 +130,15 @@ class PrivateRounds(NamedTuple):
     rounds: int
 
 
+def after_round(
+    history: Sequence[PrivateRounds], noise: float, parts: tuple[Draw, ...]
+) -> tuple[PrivateRounds, ...]:
+    """The history with one round more, drawn of the clients that could be reached in it."""
+    if history and history[-1][:2] == (noise, parts):
+        return (*history[:-1], history[-1]._replace(rounds=history[-1].rounds + 1))
+    return (*history, PrivateRounds(noise, parts, 1))
+
+
 def epsilon(history: Iterable[PrivateRounds], delta: float) -> float:
     """What all these rounds together cost a client at most, at this delta."""
     totals: dict[int, NDArray[np.float64]] = {}
