@@ -81,10 +81,18 @@ def run_command(
     silence: Annotated[
         float, typer.Option(min=3, help="Seconds without a sign of life: a node is given up.")
     ] = 10.0,
-    norm_bound: Annotated[float, typer.Option(help="Larger updates are refused.")] = 1000.0,
+    norm_bound: Annotated[
+        float | None, typer.Option(help="Larger updates are refused; 1000 if not given.")
+    ] = None,
     encoding: Annotated[
-        str, typer.Option(help="Of replies: plain, factors, bf16 or int8.")
-    ] = "factors",
+        str | None, typer.Option(help="Of replies: plain, factors (if not given), bf16 or int8.")
+    ] = None,
+    secure_sum: Annotated[
+        bool, typer.Option(help="See the sum of the nodes' updates alone.")
+    ] = False,
+    number_bound: Annotated[
+        float, typer.Option(help="With --secure-sum: the largest number of an update.")
+    ] = 8.0,
     as_json: Json = False,
 ) -> None:
     """Train with the nodes that are there, into a run folder."""
@@ -95,8 +103,17 @@ def run_command(
     from flowdup.federation.supervise import RunRequest, run_federation  # noqa: PLC0415
     from flowdup.wire import ENCODINGS  # noqa: PLC0415
 
-    if encoding not in ENCODINGS:
+    if encoding is not None and encoding not in ENCODINGS:
         raise ConfigError(f"unknown encoding '{encoding}': use one of {', '.join(ENCODINGS)}")
+    if secure_sum and norm_bound is not None:
+        raise ConfigError("a secure sum hides the norms that --norm-bound looks at: leave one out")
+    how = FederationSettings(
+        minimum,
+        norm_bound or 1000.0,
+        encoding or ("plain" if secure_sum else "factors"),
+        secure_sum,
+        number_bound,
+    )
     run = RunFolder(out or folder / "run")
     request = RunRequest(
         load_config(config, settings or []),
@@ -104,7 +121,7 @@ def run_command(
         resume,
         wait_for,
         calls=CallSettings(timeout, silence),
-        federation=FederationSettings(minimum, norm_bound, encoding),
+        federation=how,
         modules=tuple(context.obj),
     )
     shown = len(run.read_metrics())

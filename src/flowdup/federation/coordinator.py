@@ -15,7 +15,7 @@ from nvflare.collab import collab
 
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
-from flowdup.errors import FederationError, FlowdupError, FolderInUseError
+from flowdup.errors import ConfigError, FederationError, FlowdupError, FolderInUseError
 from flowdup.federation.calls import Calls, CallSettings
 from flowdup.federation.engine import FederationSettings, NodePopulation
 from flowdup.federation.folder import FederationFolder, read_json, write_json
@@ -75,6 +75,11 @@ class Coordinator:
             except StopIteration as end:
                 stopped = bool(end.value)
                 break
+            except ConfigError as error:
+                if not calls.lost:
+                    raise
+                away = ", ".join(calls.lost)
+                raise FederationError(f"without {away}: {error}") from None  # who may come back
             self._tell(metrics, calls)
         _, state = load_checkpoint(out.kept)
         done = population.keep(state.round, state.deployed) if population.engines else []
@@ -105,6 +110,7 @@ class Coordinator:
             run=out.path,
             settings=FederationSettings(**request["federation"]),
             origin=origin,
+            kit=self.files.coordinator,
             say=self._say,
         )
 

@@ -10,16 +10,19 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from flowdup.config import Config
 from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
 from flowdup.federation.node import stage_request
 from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
+from flowdup.federation.secure_round import SecureRound, check_secure, new_terms
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
 from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
 
+_Members = dict[str, dict[int, int]]  # by node, the clients' numbers there by position
 _LATER = "the run goes on when more of them are there"
 
 
@@ -30,6 +33,14 @@ class FederationSettings:
     minimum: int = 1  # nodes whose replies a round needs
     norm_bound: float = 1000.0  # the largest norm of a client's update that is not refused
     encoding: str = "factors"  # of replies (`wire.py`)
+    secure: bool = False  # whether the coordinator sees sums over nodes alone (`secure_round.py`)
+    number_bound: float = 8.0  # in a secure sum, the largest magnitude of a number of an update
+
+
+def check_federation(config: Config, settings: FederationSettings) -> None:
+    """Refuse what cannot be done together, before anything runs."""
+    if settings.secure:
+        check_secure(config, settings.encoding, settings.number_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,7 @@ class NodePopulation(RemotePopulation):
     run: Path
     settings: FederationSettings
     origin: dict[str, Any]  # what identifies the federation
+    kit: Path  # the coordinator's own
     say: Callable[[str], None]
     engines: list["FederationEngine"] = field(default_factory=list)  # the latest last
 
@@ -101,6 +113,7 @@ class FederationEngine:
             name: TensorSpec(tuple(spec.shapes[f"psi/{name}"]), dtype) for name in spec.psi_names
         }
         self.limit = most_bytes(self.schema)
+        check_federation(stage.config, population.settings)
         self._begin()
 
     @property
@@ -154,44 +167,71 @@ class FederationEngine:
     def train(self, task: Task) -> Iterator[Reply]:
         """Checked replies of those who answered; FederationError if they are too few."""
         began, population = time.monotonic(), self.population
-        members: dict[str, dict[int, int]] = {}
+        members: _Members = {}
         for position, client in task.cohort.items():
             node, number = population.book.locate(client)
             members.setdefault(node, {})[position] = number
+        collect = self._sum if population.settings.secure else self._collect
+        found = collect(task, members)
+        for node, reason in found.refused.items():
+            population.refuse(node, task.round, reason)
+        record = RoundRecord(
+            task.round,
+            [*members],
+            found.answered,
+            found.missing,
+            found.refused,
+            sum(reply.clients for reply in found.replies),
+            found.down,
+            found.up,
+            round(time.monotonic() - began, 3),
+        )
+        append_round(population.run, record)
+        for node, reason in found.missing.items():
+            population.say(f"round {task.round}: without {node}: {reason}")
+        few = len(found.answered) < min(population.settings.minimum, len(members))
+        if few or not found.replies:
+            why = found.failure or f"{len(found.answered)} nodes answered"
+            raise FederationError(f"round {task.round}: {why}: {_LATER}")
+        yield from found.replies
+
+    def _collect(self, task: Task, members: _Members) -> "_Found":
+        """Every client's own reply, checked, in the cohort's order."""
+        found = _Found()
         asked = {node: (task_to_bytes(_share(task, own)),) for node, own in members.items()}
-        answers = population.calls.call("train", asked)
-        replies: dict[int, Reply] = {}
-        refused: dict[str, str] = {}
-        missing = {n: population.calls.lost.get(n, "") for n in asked if n not in answers}
-        answered: list[str] = []
-        up: dict[str, int] = {}
+        found.down = {node: len(content) for node, (content,) in asked.items()}
+        calls, replies = self.population.calls, dict[int, Reply]()
+        answers = calls.call("train", asked)
+        found.missing = {n: calls.lost.get(n, "") for n in asked if n not in answers}
         for node, answer in answers.items():
             try:
                 if isinstance(answer, dict) and "error" in answer:
-                    missing[node] = f"it could not train ({answer['error']})"
+                    found.missing[node] = f"it could not train ({answer['error']})"
                     continue
                 contents = _contents(answer, len(members[node]))
-                up[node] = sum(map(len, contents))
+                found.up[node] = sum(map(len, contents))
                 checked = [self._checked(content, task.round) for content in contents]
                 replies |= zip(members[node], checked, strict=True)
-                answered.append(node)
+                found.answered.append(node)
             except MessageError as error:
-                refused[node] = str(error)
-                population.refuse(node, task.round, str(error))
-        down = {node: len(content) for node, (content,) in asked.items()}
-        seconds = round(time.monotonic() - began, 3)
-        append_round(
-            population.run,
-            RoundRecord(
-                task.round, [*asked], answered, missing, refused, len(replies), down, up, seconds
-            ),
-        )
-        for node, reason in missing.items():
-            population.say(f"round {task.round}: without {node}: {reason}")
-        if len(answered) < min(population.settings.minimum, len(asked)) or not replies:
-            raise FederationError(f"round {task.round}: {len(answered)} nodes answered: {_LATER}")
-        for position in sorted(replies):
-            yield replace(replies[position], member=position)
+                found.refused[node] = str(error)
+        found.replies = [replace(replies[p], member=p) for p in sorted(replies)]
+        return found
+
+    def _sum(self, task: Task, members: _Members) -> "_Found":
+        """One reply, the sum over all nodes that stayed to the end."""
+        population, clients = self.population, {node: len(own) for node, own in members.items()}
+        bound, alive = population.settings.number_bound, len(population.calls.alive)
+        terms = new_terms(task.round, clients, bound, alive)
+        secure = SecureRound(population.calls, population.kit, terms, self.schema)
+        tasks = {node: task_to_bytes(_share(task, own)) for node, own in members.items()}
+        found = _Found(secure.missing, secure.refused, secure.down, secure.up)
+        try:
+            reply, found.answered = secure.run(tasks, clients)
+            found.replies = [reply]
+        except MessageError as error:
+            found.failure = str(error)
+        return found
 
     def _checked(self, content: bytes, round: int) -> Reply:
         reply = reply_from_bytes(content, round, self.schema, self.limit)
@@ -211,6 +251,19 @@ class FederationEngine:
         if pairs:
             raise FederationError("a coordinator has no inputs: evaluate at nodes")
         return []
+
+
+@dataclass
+class _Found:
+    """What came of a round."""
+
+    missing: dict[str, str] = field(default_factory=dict)  # why, by node
+    refused: dict[str, str] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)  # bytes, by node
+    up: dict[str, int] = field(default_factory=dict)
+    answered: list[str] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    failure: str = ""  # why there is no reply
 
 
 def _share(task: Task, members: dict[int, int]) -> Task:

@@ -8,7 +8,7 @@ the kind is told, since its sentence may speak of data; the sentence is printed 
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from flowdup.federation.folder import write_json
 from flowdup.federation.kit import open_kit
 from flowdup.federation.models import DATA_FILE, write_models
 from flowdup.federation.processes import KIT_VARIABLE, read_node_settings
+from flowdup.federation.secure_keys import SignedKeys
+from flowdup.federation.secure_node import SecureNode, read_terms
 from flowdup.federation_spec import FederationSpec, read_spec
-from flowdup.messages import Schema, Task, TensorSpec
+from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import MethodContext, Params
 from flowdup.random import Stream
 from flowdup.registry import import_modules
@@ -59,6 +61,8 @@ class Node:
         import_modules(self.settings.modules)
         self.lock = threading.Lock()  # one call at a time, but for `ping`
         self.stage: _Stage | None = None
+        self.name = kit.node
+        self.sum: SecureNode | None = None  # of the round in hand
 
     @collab.publish
     def ping(self) -> str:
@@ -78,7 +82,27 @@ class Node:
     @collab.publish
     def train(self, task: bytes) -> Answer:
         """The replies of the members of a cohort that are here, in the order of the cohort."""
-        return self._answer("train", lambda: {"replies": self._stage().train(task)})
+        return self._answer("train", lambda: {"replies": self._train(task)})
+
+    @collab.publish
+    def secure_keys(self, terms: str) -> Answer:
+        """Begin a secure sum: this node's keys in it, signed."""
+        return self._answer("begin a secure sum", lambda: {"content": self._begin_sum(terms)})
+
+    @collab.publish
+    def secure_share(self, keys: Answer) -> Answer:
+        """Sealed shares of this node's secrets, for each of the other nodes."""
+        return self._answer("share", lambda: {"content": self._sum().share(keys)})
+
+    @collab.publish
+    def secure_mask(self, task: bytes, sealed: Answer) -> Answer:
+        """Train; the sum of the updates of the cohort's members that are here, behind masks."""
+        return self._answer("train", lambda: {"content": self._train_masked(task, sealed)})
+
+    @collab.publish
+    def secure_reveal(self, survivors: list[str]) -> Answer:
+        """Shares that take the masks off the whole sum."""
+        return self._answer("reveal", lambda: {"content": self._sum().reveal(survivors)})
 
     @collab.publish
     def evaluate(self, task: bytes) -> Answer:
@@ -109,6 +133,24 @@ class Node:
         if self.stage is None:
             raise MessageError("the coordinator asks for work before a stage has begun: drop it")
         return self.stage
+
+    def _train(self, task: bytes) -> list[bytes]:
+        if self.settings.secure:
+            raise MessageError("this node sends secure sums alone, and an update was asked for")
+        return self._stage().train(task)
+
+    def _begin_sum(self, terms: str) -> SignedKeys:
+        self.sum = SecureNode(self.kit, self.name, read_terms(terms, _MOST_REQUEST))
+        return self.sum.keys()
+
+    def _sum(self) -> SecureNode:
+        if self.sum is None:
+            raise MessageError("the coordinator asks for a sum that has not begun: drop it")
+        return self.sum
+
+    def _train_masked(self, task: bytes, sealed: Answer) -> bytes:
+        stage = self._stage()
+        return self._sum().mask(sealed, [reply for _, reply in stage.replies(task)], stage.schema)
 
     def _describe(self, request: str) -> Answer:
         config = read_config(_table(request))
@@ -213,7 +255,8 @@ class _Stage:
         )
         return replace(task, psi=psi, broadcast=broadcast)
 
-    def train(self, data: bytes) -> list[bytes]:
+    def replies(self, data: bytes) -> Iterator[tuple[int, Reply]]:
+        """Of the members of a cohort that are here: the client, and its reply."""
         task = self.read(data)
         if self.as_one:  # the node itself draws who of its clients takes part
             draw = self.stream.child("withheld", task.round)
@@ -221,9 +264,11 @@ class _Stage:
             task = replace(task, cohort={p: int(chosen) for p, chosen in cohort.items()})
         if any(client >= len(self.clients) for client in task.cohort.values()):
             raise MessageError("a task names a client that is not here: drop it")
+        return zip(task.cohort.values(), self.engine.train(task), strict=True)
+
+    def train(self, data: bytes) -> list[bytes]:
         replies = []
-        members = task.cohort.values()
-        for client, reply in zip(members, self.engine.train(task), strict=True):
+        for client, reply in self.replies(data):
             residual = self.residuals.get(client, {})
             content, self.residuals[client] = reply_with_feedback(reply, residual, self.encoding)
             replies.append(content)

@@ -58,4 +58,5 @@ def federation_status(folder: FederationFolder, out: Path, ask: bool = True) -> 
         "bytes_up_per_client": round(up / clients) if clients else None,
         "bytes_down_per_client": round(down / clients) if clients else None,
         "nodes": rows,
+        "refused": read_json(folder.refused),
     }
