@@ -121,6 +121,10 @@ class Draw(NamedTuple):
     drawn: int
     of: int
 
+    def possible(self) -> "Draw":
+        """All of them where they are fewer than should be drawn."""
+        return self._replace(drawn=min(self))
+
 
 class PrivateRounds(NamedTuple):
     """Rounds with the same noise and the same cohorts."""

@@ -143,13 +143,19 @@ def initial_state(
 
 
 def cohort_draws(config: ServerConfig, roster: Roster, learns_unlabeled: bool) -> tuple[Draw, Draw]:
-    """How many labeled clients a cohort has, and how many unlabeled ones, of how many."""
+    """How many labeled clients a cohort has, and how many unlabeled ones, of how many.
+
+    While some clients are away, a cohort without replacement may be smaller than it should be.
+    """
     mixed = learns_unlabeled and len(roster.unlabeled_ids) > 0
     share = round(config.alpha * config.cohort) if mixed else config.cohort
-    return (
+    draws = (
         Draw(share, len(roster.labeled_ids)),
         Draw(config.cohort - share, len(roster.unlabeled_ids)),
     )
+    if config.replacement or not roster.away:
+        return draws
+    return (draws[0].possible(), draws[1].possible())
 
 
 def sample_cohort(

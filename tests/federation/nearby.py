@@ -48,10 +48,10 @@ TABLE: dict[str, Any] = {
 }
 
 
-def population_of(config: Config) -> Population:
+def population_of(config: Config, labeled: int = 4) -> Population:
     """The simulator's clients: those of the first node have labels, and one of the second."""
     found = load_population(config.data, Stream(config.seed).child("data"))
-    train = [c if i < 4 else c.unlabeled() for i, c in enumerate(found.train)]
+    train = [c if i < labeled else c.unlabeled() for i, c in enumerate(found.train)]
     return replace(found, train=train)
 
 
@@ -61,7 +61,8 @@ def write_data(root: Path, population: Population, nodes: Sequence[str] = NODES)
         own = population.train[number * each : (number + 1) * each]
         write_clients(root / "data" / node / "train", own)
         held: Sequence[ClientData] = population.validation[number :: len(nodes)]
-        write_clients(root / "data" / node / "validation", held, "held")
+        if held:
+            write_clients(root / "data" / node / "validation", held, "held")
 
 
 @cache
@@ -98,11 +99,15 @@ class NearbyFederation:
     """A folder with kits and data, and nodes made anew for every job."""
 
     def __init__(
-        self, root: Path, table: dict[str, Any] | None = None, nodes: tuple[str, ...] = NODES
+        self,
+        root: Path,
+        table: dict[str, Any] | None = None,
+        nodes: tuple[str, ...] = NODES,
+        labeled: int = 4,
     ) -> None:
         self.root, self.config, self.names = root, read_config(table or TABLE), nodes
         self.folder = FederationFolder(root / "federation")
-        self.population = population_of(self.config)
+        self.population = population_of(self.config, labeled)
         self.run = self.folder.path / "run"
         if not self.folder.path.exists():
             shutil.copytree(_provisioned(nodes), self.folder.path)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nearby import NODES, TABLE, NearbyFederation
+from nvflare.collab import CollabCallError
 from nvflare.collab.api.context import Context, set_call_context
 from safetensors.torch import load, save
 
@@ -17,8 +18,10 @@ from flowdup.errors import FederationError
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.status import federation_status
 from flowdup.methods import Params
+from flowdup.personalize import load as load_federation
 from flowdup.personalize import load_model
 from flowdup.run.training import train_run
+from flowdup.server import ServerState
 
 
 def psi(run: Path) -> Params:
@@ -54,6 +57,52 @@ def test_stages_run_across_nodes(tmp_path: Path) -> None:
     mine, rows = simulated(near)
     assert [row["stage"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
     assert apart(psi(near.run), mine) < 1e-5
+
+
+CORRECTED = TABLE | {"method": TABLE["method"] | {"correction": "em"}}
+
+
+@pytest.mark.parametrize("name", ["flowdup", "flowdup-plus"])
+def test_a_correction_is_fitted_across_nodes(tmp_path: Path, name: str) -> None:
+    near = NearbyFederation(tmp_path, CORRECTED | {"method": CORRECTED["method"] | {"name": name}})
+    stubs = near.nodes()
+    assert near.train(stubs) == "finished"
+    _, rows = simulated(near)
+    mine, there = (load_checkpoint(p / "checkpoint")[1] for p in (tmp_path / "simulated", near.run))
+    assert apart(there.psi, mine.psi) < 1e-5
+    assert apart(there.correction, mine.correction) < 1e-3
+    assert float(there.correction["bias"].abs().max()) > 0.01  # it was fitted
+    accuracies = [
+        [row.get("validation_accuracy") for row in each] for each in (_metrics(near.run), rows)
+    ]
+    assert accuracies[0] == accuracies[1] and accuracies[0][-1]
+    asked = [name for name, _, _ in stubs[0].calls if name == "likelihood"]
+    assert 10 < len(asked) < 2 * 3 * 70  # two evaluations of three moves
+    client = near.population.train[0]
+    model = load_model(near.folder.kit("north") / "models" / "client-000.safetensors")
+    own = load_federation(tmp_path / "simulated").personalize(client.x)
+    assert torch.allclose(model.logits(client.x), own.logits(client.x), atol=1e-3)
+
+
+def test_a_fit_goes_on_without_a_node_that_leaves_or_lies(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path, CORRECTED)
+    stubs, seen = near.nodes(), []
+
+    def leave(name: str, answer: Any) -> Any:
+        seen.append(name)
+        if seen.count("likelihood") == 5:
+            raise CollabCallError("west", name, "killed")
+        return answer
+
+    stubs[2].change = leave
+    stubs[1].change = lambda name, a: a | {"gradient": [0.0]} if name == "likelihood" else a
+    assert near.train(stubs) == "finished"
+    assert "for the correction" in NodeRecord(near.folder).refusals("south")[0]["reason"]
+    assert all(bool(t.isfinite().all()) for t in state(near).correction.values())
+
+
+def state(near: NearbyFederation) -> ServerState:
+    return load_checkpoint(near.run / "checkpoint")[1]
 
 
 def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:

@@ -30,8 +30,13 @@ SECURE: dict[str, Any] = {"secure": True, "encoding": "plain"}
 
 
 def table(rounds: int = 4) -> dict[str, Any]:
-    server = {"rounds": rounds, "cohort": 12, "alpha": 1 / 3, "replacement": False}
-    server["optimizer"] = {"name": "sgd", "lr": 1.0}
+    server = {
+        "rounds": rounds,
+        "cohort": 12,
+        "alpha": 1 / 3,
+        "replacement": False,
+        "optimizer": {"name": "sgd", "lr": 1.0},
+    }
     return TABLE | {
         "server": server,
         "data": TABLE["data"] | {"train_clients": 12, "validation_clients": 4},

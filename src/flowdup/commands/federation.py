@@ -1,6 +1,7 @@
 """The commands `flowdup federation ...`: a federation across machines, seen by the coordinator."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,7 +184,7 @@ def _print_status(found: dict[str, Any]) -> None:
         f"round {found['round']} of {found['rounds'] or '?'}, server {found['server']}, loss "
         f"{'-' if loss is None else f'{loss:.4f}'}, up {found['bytes_up']:,} bytes "
         f"({found['bytes_up_per_client'] or 0:,} per client and round), down "
-        f"{found['bytes_down']:,}",
+        f"{found['bytes_down']:,} ({found['bytes_down_per_client'] or 0:,})",
         highlight=False,
         soft_wrap=True,
     )
@@ -200,6 +201,10 @@ def _print_status(found: dict[str, Any]) -> None:
         for refusal in row["refusals"]:
             told = f"refused {row['node']} in round {refusal['round']}: {refusal['reason']}"
             console.print(told, soft_wrap=True, markup=False, highlight=False)
+    for reason, own in found["refused"].items():
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(own["last"]))
+        told = f"turned away by the server, {own['count']} times, last {when}: {reason}"
+        console.print(told, soft_wrap=True, markup=False, highlight=False)
 
 
 def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:

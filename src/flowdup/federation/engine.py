@@ -10,13 +10,15 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from flowdup.calibration import Calibration
 from flowdup.config import Config
 from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
-from flowdup.federation.node import stage_request
+from flowdup.federation.fitting import fit_at_nodes
 from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
 from flowdup.federation.secure_round import SecureRound, check_secure, new_terms
+from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
 from flowdup.run.remote import RemotePopulation, RemoteStage
@@ -83,6 +85,17 @@ class NodePopulation(RemotePopulation):
             else:
                 self.refuse(node, round, "its accuracies are no percentages")
         return found
+
+    def calibrate(self, round: int, params: Params) -> Calibration | None:
+        """Fitted by sums over the nodes' validation clients, whose logits and labels stay there."""
+        engine = self.engines[-1]
+        task = task_to_bytes(engine.params_task(round, params))
+
+        def refuse(node: str, reason: str) -> None:
+            self.refuse(node, round, reason)
+
+        classes, interpolates = self.spec.classes, engine.stage.interpolates
+        return fit_at_nodes(self.calls, task, classes, interpolates, refuse)
 
     def keep(self, round: int, params: Params) -> list[str]:
         """Give psi to all nodes, who make their models; who has done so."""
@@ -160,9 +173,9 @@ class FederationEngine:
         self.population.book.enter(node, int(clients), labeled)  # type: ignore[arg-type]
 
     def params_task(self, round: int, params: Params) -> Task:
-        """Parameters for evaluation, as a task without a cohort."""
+        """Parameters for evaluation, as a task without a cohort; a correction is broadcast."""
         psi = {n: params[n] for n in self.schema}
-        return Task(round, psi, {}, {})
+        return Task(round, psi, {n: p for n, p in params.items() if n not in psi}, {})
 
     def train(self, task: Task) -> Iterator[Reply]:
         """Checked replies of those who answered; FederationError if they are too few."""

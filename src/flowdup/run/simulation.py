@@ -89,7 +89,8 @@ class Simulation:
         )
         self.engine: Engine
         if isinstance(population, RemotePopulation):
-            described = RemoteStage(config, self.stage, self.federation, self.start)
+            interpolates = self.method.interpolates
+            described = RemoteStage(config, self.stage, self.federation, self.start, interpolates)
             self.engine = population.connect(described)
         else:
             self.engine = build_engine(
@@ -226,7 +227,7 @@ class Simulation:
     def _validate(self, state: ServerState) -> tuple[Summary, Params]:
         """Accuracy of validation clients, and the correction that it is with."""
         if isinstance(self.population, RemotePopulation):
-            return summarize(self.population.accuracies(state.round, state.deployed)), {}
+            return self._validate_remotely(self.population, state)
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
             found = transductive_logits(self.engine, state.deployed, labeled)
@@ -238,6 +239,17 @@ class Simulation:
             params = replace(state, correction=plain).deployed
             logits[move] = transductive_logits(self.engine, params, labeled)
         best = calibrate(logits, [c.y for c in labeled if c.y is not None], self.device)
+        self.predicted = best.predicted
+        return summarize(best.accuracies.tolist()), self._here(best.correction)
+
+    def _validate_remotely(
+        self, population: RemotePopulation, state: ServerState
+    ) -> tuple[Summary, Params]:
+        if not self.method.is_corrected:
+            return summarize(population.accuracies(state.round, state.deployed)), {}
+        best = population.calibrate(state.round, replace(state, correction={}).deployed)
+        if best is None:
+            return summarize([]), {}
         self.predicted = best.predicted
         return summarize(best.accuracies.tolist()), self._here(best.correction)
 
