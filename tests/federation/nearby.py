@@ -16,13 +16,13 @@ from flowdup.config import Config, read_config
 from flowdup.data import ClientData, Population, load_population
 from flowdup.federation.calls import CallSettings
 from flowdup.federation.coordinator import Coordinator, request_table
-from flowdup.federation.engine import FederationSettings
 from flowdup.federation.folder import FederationFolder, FederationNames
 from flowdup.federation.kit import Kit
 from flowdup.federation.local import write_clients
 from flowdup.federation.node import Node
 from flowdup.federation.processes import KIT_VARIABLE, NodeSettings, write_node_settings
 from flowdup.federation.provision import init_federation
+from flowdup.federation.settings import FederationSettings
 from flowdup.random import Stream
 from flowdup.settings import plain
 

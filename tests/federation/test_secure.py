@@ -14,9 +14,9 @@ from nvflare.collab import CollabCallError
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import read_config
 from flowdup.errors import ConfigError, FederationError, MessageError
-from flowdup.federation.engine import FederationSettings, check_federation
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.secure_keys import SumTerms, check_keys, sign_keys
+from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.messages import Task
 from flowdup.methods import Params
 from flowdup.params import pack

@@ -99,8 +99,8 @@ def run_command(
     """Train with the nodes that are there, into a run folder."""
     check_engine()
     from flowdup.federation.calls import CallSettings  # noqa: PLC0415
-    from flowdup.federation.engine import FederationSettings  # noqa: PLC0415
     from flowdup.federation.folder import FederationFolder  # noqa: PLC0415
+    from flowdup.federation.settings import FederationSettings  # noqa: PLC0415
     from flowdup.federation.supervise import RunRequest, run_federation  # noqa: PLC0415
     from flowdup.wire import ENCODINGS  # noqa: PLC0415
 
@@ -184,7 +184,8 @@ def _print_status(found: dict[str, Any]) -> None:
         f"round {found['round']} of {found['rounds'] or '?'}, server {found['server']}, loss "
         f"{'-' if loss is None else f'{loss:.4f}'}, up {found['bytes_up']:,} bytes "
         f"({found['bytes_up_per_client'] or 0:,} per client and round), down "
-        f"{found['bytes_down']:,} ({found['bytes_down_per_client'] or 0:,})",
+        f"{found['bytes_down']:,} ({found['bytes_down_per_client'] or 0:,}), certificates valid "
+        f"until {found['certificates_until']}",
         highlight=False,
         soft_wrap=True,
     )

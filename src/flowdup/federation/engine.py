@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from flowdup.calibration import Calibration
-from flowdup.config import Config
 from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
 from flowdup.federation.fitting import fit_at_nodes
 from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
-from flowdup.federation.secure_round import SecureRound, check_secure, new_terms
+from flowdup.federation.secure_round import SecureRound, new_terms
+from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
@@ -26,23 +26,6 @@ from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
 
 _Members = dict[str, dict[int, int]]  # by node, the clients' numbers there by position
 _LATER = "the run goes on when more of them are there"
-
-
-@dataclass(frozen=True)
-class FederationSettings:
-    """How a federation runs, apart from what it learns."""
-
-    minimum: int = 1  # nodes whose replies a round needs
-    norm_bound: float = 1000.0  # the largest norm of a client's update that is not refused
-    encoding: str = "factors"  # of replies (`wire.py`)
-    secure: bool = False  # whether the coordinator sees sums over nodes alone (`secure_round.py`)
-    number_bound: float = 8.0  # in a secure sum, the largest magnitude of a number of an update
-
-
-def check_federation(config: Config, settings: FederationSettings) -> None:
-    """Refuse what cannot be done together, before anything runs."""
-    if settings.secure:
-        check_secure(config, settings.encoding, settings.number_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +80,17 @@ class NodePopulation(RemotePopulation):
         classes, interpolates = self.spec.classes, engine.stage.interpolates
         return fit_at_nodes(self.calls, task, classes, interpolates, refuse)
 
+    def traffic(self) -> dict[str, int]:
+        """Of the latest round: bytes per client, psi being sent once to a node."""
+        latest = self.engines[-1].latest
+        if latest is None or not latest.clients:
+            return {}
+        up, down = sum(latest.bytes_up.values()), sum(latest.bytes_down.values())
+        return {
+            "bytes_up_per_client": round(up / latest.clients),
+            "bytes_down_per_client": round(down / latest.clients),
+        }
+
     def keep(self, round: int, params: Params) -> list[str]:
         """Give psi to all nodes, who make their models; who has done so."""
         task = task_to_bytes(self.engines[-1].params_task(round, params))
@@ -126,6 +120,7 @@ class FederationEngine:
             name: TensorSpec(tuple(spec.shapes[f"psi/{name}"]), dtype) for name in spec.psi_names
         }
         self.limit = most_bytes(self.schema)
+        self.latest: RoundRecord | None = None
         check_federation(stage.config, population.settings)
         self._begin()
 
@@ -200,6 +195,7 @@ class FederationEngine:
             round(time.monotonic() - began, 3),
         )
         append_round(population.run, record)
+        self.latest = record
         for node, reason in found.missing.items():
             population.say(f"round {task.round}: without {node}: {reason}")
         few = len(found.answered) < min(population.settings.minimum, len(members))

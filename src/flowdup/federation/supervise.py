@@ -16,10 +16,10 @@ from flowdup.config import Config
 from flowdup.errors import ConfigError, FederationError
 from flowdup.federation.calls import CallSettings
 from flowdup.federation.coordinator import FAILED, FINISHED, request_table
-from flowdup.federation.engine import FederationSettings, check_federation
 from flowdup.federation.folder import FederationFolder, read_json, write_json
 from flowdup.federation.record import NodeRecord
 from flowdup.federation.session import Session, session, write_job
+from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.run.folder import RunFolder
 from flowdup.settings import plain
 

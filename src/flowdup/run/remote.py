@@ -49,6 +49,10 @@ class RemotePopulation(Population, ABC):
         """
 
     @abstractmethod
+    def traffic(self) -> dict[str, int]:
+        """Of the latest round, for its metrics: bytes per client, up and down."""
+
+    @abstractmethod
     def listing(self) -> dict[str, Any]:
         """What stays the same while clients come and go, for clients.json."""
 

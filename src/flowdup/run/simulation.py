@@ -202,6 +202,8 @@ class Simulation:
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())
+                if isinstance(self.population, RemotePopulation):
+                    metrics |= self.population.traffic()
                 if self.is_private:
                     metrics["epsilon"] = round(self.epsilon(result.state), 4)
                 if due and result is latest:
