@@ -18,8 +18,11 @@ from flowdup.errors import FederationError
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.status import federation_status
 from flowdup.methods import Params
+from flowdup.params import pack
 from flowdup.personalize import load as load_federation
 from flowdup.personalize import load_model
+from flowdup.privacy import Draw, PrivateRounds, epsilon
+from flowdup.run.simulation import Simulation
 from flowdup.run.training import train_run
 from flowdup.server import ServerState
 
@@ -48,6 +51,27 @@ def test_psi_is_the_simulators(tmp_path: Path, encoding: str) -> None:
     found = (_metrics(near.run), rows)
     accuracies = [[row.get("validation_accuracy") for row in each] for each in found]
     assert accuracies[0] == accuracies[1]
+
+
+@pytest.mark.parametrize(("encoding", "times"), [("bf16", 1.9), ("int8", 3.3)])
+def test_rounded_updates_are_smaller_and_lead_to_the_same_place(
+    tmp_path: Path, encoding: str, times: float
+) -> None:
+    server = TABLE["server"] | {"optimizer": {"name": "sgd", "lr": 1.0}}
+    method = {"method": {"name": "fedavg"}, "server": server}
+    near = NearbyFederation(tmp_path / "rounded", TABLE | method)
+    plain = NearbyFederation(tmp_path / "plain", TABLE | method)
+    assert near.train(near.nodes(), encoding=encoding) == "finished"
+    assert plain.train(plain.nodes(), encoding="plain") == "finished"
+    first = Simulation(plain.config, plain.population).initial_state().psi
+    way = pack(psi(plain.run)) - pack(first)
+    error = pack(psi(near.run)) - pack(psi(plain.run))
+    assert 0 < float(error.norm() / way.norm()) < 0.02
+    sizes = [federation_status(f.folder, f.run, ask=False) for f in (near, plain)]
+    assert sizes[1]["bytes_up_per_client"] > times * sizes[0]["bytes_up_per_client"]
+    assert sizes[1]["bytes_down_per_client"] == sizes[0]["bytes_down_per_client"]
+    row = _metrics(near.run)[-1]
+    assert row["bytes_up_per_client"] == pytest.approx(sizes[0]["bytes_up_per_client"], rel=0.01)
 
 
 def test_stages_run_across_nodes(tmp_path: Path) -> None:
@@ -110,6 +134,29 @@ def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path, TABLE | {"server": server})
     assert near.train(near.nodes()) == "finished"
     assert apart(psi(near.run), simulated(near)[0]) < 1e-5
+
+
+def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -> None:
+    server = TABLE["server"] | {"rounds": 4, "cohort": 4, "replacement": False}
+    server |= {"aggregation": {"norm_bound": 0.5}, "privacy": {"noise": 2.0, "delta": 1e-3}}
+    near = NearbyFederation(tmp_path, TABLE | {"server": server})
+    stubs = near.nodes()
+
+    def stop(name: str, answer: Any) -> Any:
+        if name == "train" and len(_metrics(near.run)) == 1:
+            near.folder.stop.touch()  # after the round in hand, the second
+        return answer
+
+    stubs[0].change = stop
+    assert near.train(stubs) == "stopped"
+    near.folder.stop.unlink()
+    assert near.train(near.nodes("north", "south")) == "finished"
+    all_there = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 5)), 2)
+    without_west = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 2)), 2)
+    told = [row["epsilon"] for row in _metrics(near.run)]
+    assert told[1] == pytest.approx(epsilon([all_there], 1e-3), abs=1e-4)
+    assert told[3] == pytest.approx(epsilon([all_there, without_west], 1e-3), abs=1e-4)
+    assert told[3] > epsilon([all_there._replace(rounds=4)], 1e-3) + 0.1
 
 
 def test_clients_whose_updates_are_too_long_are_named(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def run_command(
     if secure_sum and norm_bound is not None:
         raise ConfigError("a secure sum hides the norms that --norm-bound looks at: leave one out")
     how = FederationSettings(
-        minimum,
-        norm_bound or 1000.0,
+        max(minimum, 3) if secure_sum else minimum,
+        1000.0 if norm_bound is None else norm_bound,
         encoding or ("plain" if secure_sum else "factors"),
         secure_sum,
         number_bound,

@@ -16,11 +16,19 @@ import torch
 from flowdup.config import Config
 from flowdup.errors import ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
-from flowdup.federation.secure_keys import SumTerms, check_keys
+from flowdup.federation.secure_keys import SignedKeys, SumTerms, check_keys
 from flowdup.federation.secure_node import LOSS_SCALE, numbers_of, terms_to_text
 from flowdup.messages import Reply, Schema
 from flowdup.params import unpack
-from flowdup.secure_sum import FixedPoint, PublicKeys, Shares, check_threshold, route, unmasked_sum
+from flowdup.secure_sum import (
+    FixedPoint,
+    Numbers,
+    PublicKeys,
+    Shares,
+    check_threshold,
+    route,
+    unmasked_sum,
+)
 
 _LATER = "the run goes on when more of them are there"
 
@@ -60,16 +68,8 @@ class SecureRound:
         """The sum, and whose numbers are in it; MessageError if too few stay to the end."""
         terms = self.terms
         check_threshold(len(terms.nodes), terms.threshold)
-        text = terms_to_text(terms)
-        signed = self._ask("secure_keys", {node: (text,) for node in terms.nodes})
-        keys: dict[str, PublicKeys] = {}
-        for node, own in signed.items():
-            try:
-                keys[node] = check_keys(self.kit, node, terms, own)
-            except MessageError as error:
-                self.refused[node] = str(error)
-        known = {node: signed[node] for node in keys}
-        shared = self._ask("secure_share", {node: (known,) for node in keys})
+        signed, keys = self._keys()
+        shared = self._ask("secure_share", {node: (signed,) for node in keys})
         inbox = route({terms.number(n): _numbered(terms, own) for n, own in shared.items()})
         named = {
             node: {terms.nodes[n]: sealed for n, sealed in inbox[terms.number(node)].items()}
@@ -94,13 +94,31 @@ class SecureRound:
             terms.threshold,
             terms.context,
         )
-        numbers = torch.from_numpy(FixedPoint(terms.bound, terms.clients).decode(total))
-        many = sum(clients[node] for node in survivors)
+        for node in survivors:
+            self.missing.pop(node, None)  # it left after its numbers had come
+        return self._reply(total, sum(clients[node] for node in survivors)), survivors
+
+    def _keys(self) -> tuple[dict[str, SignedKeys], dict[str, PublicKeys]]:
+        """Of nodes whose signature is right; others are refused."""
+        text = terms_to_text(self.terms)
+        signed = self._ask("secure_keys", {node: (text,) for node in self.terms.nodes})
+        keys: dict[str, PublicKeys] = {}
+        for node, own in signed.items():
+            try:
+                keys[node] = check_keys(self.kit, node, self.terms, own)
+            except MessageError as error:
+                self.refused[node] = str(error)
+        return {node: signed[node] for node in keys}, keys
+
+    def _reply(self, total: Numbers, clients: int) -> Reply:
+        """Of so many clients; how many points they have is not told."""
+        fixed = FixedPoint(self.terms.bound, self.terms.clients)
+        numbers = torch.from_numpy(fixed.decode(total))
         like = {n: torch.empty(shape) for n, (shape, _) in self.schema.items()}
         delta = unpack(numbers[:-1], like)
         delta = {n: d.to(self.schema[n].dtype) for n, d in delta.items()}
         loss = (numbers[-1] * LOSS_SCALE).float()
-        return Reply(terms.round, delta, loss, many, many, clients=many), survivors
+        return Reply(self.terms.round, delta, loss, clients, clients, clients=clients)
 
     def _ask(self, name: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Contents of the answers, by node; who has none is missing."""
