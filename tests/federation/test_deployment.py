@@ -196,7 +196,8 @@ def test_code_in_a_job_is_refused(local: LocalFederation, tmp_path: Path) -> Non
 def test_a_coordinator_killed_five_times_reaches_the_same_psi(local: LocalFederation) -> None:
     out = local.folder.path / "slow"
     words = ("federation", "run", str(local.root / "slow.toml"), str(local.folder.path))
-    more = ("--out", str(out), "--resume")  # as a service is started, again and again
+    # as a service is started, again and again; whole updates, factors being the default
+    more = ("--out", str(out), "--resume", "--encoding", "plain")
     reached = []
     for rounds, share in KILLS:
         local.start("run", *words, *more)
@@ -212,8 +213,9 @@ def test_a_coordinator_killed_five_times_reaches_the_same_psi(local: LocalFedera
     done = local.command(*words, *more)
     assert done.returncode == 0, done.stderr
     unbroken = NearbyFederation(local.root / "unbroken", SLOW)
-    unbroken.train(unbroken.nodes())
+    unbroken.train(unbroken.nodes(), encoding="plain")
     assert apart(psi(out), psi(unbroken.run)) == 0  # to the bit
+    assert apart(psi(out), simulated(read_config(SLOW), local.root / "simulated-slow")) < 1e-5
 
 
 LONG = """
@@ -256,6 +258,7 @@ def test_a_secure_sum_goes_on_when_a_node_is_killed_and_a_new_one_has_joined(
     out = local.folder.path / "secure"
     local.start("run", *words, "--out", str(out), "--secure-sum")
     wait_for(lambda: done_rounds(out) >= 2)
+    time.sleep(0.6 * min(row["seconds"] for row in read_rounds(out)))  # in the middle of a round
     local.kill("south")
     assert local.wait("run", 240) == 0, local.output("run")
     rounds = read_rounds(out)
