@@ -237,9 +237,11 @@ def test_messages_over_the_limit_are_refused_until_the_node_is_suspended(
     assert west["suspended"] and len(west["refusals"]) == 3
     assert all("bytes and may have" in refusal["reason"] for refusal in west["refusals"])
     assert found["round"] == 6 and west["last_round"] == 0
-    done = run(local, "quick", "suspended")  # it is there, and is not asked
-    assert "begins with north, south\n" in done
-    assert status(local, "suspended")["round"] == 6
+    words = ("federation", "run", str(local.root / "quick.toml"), str(local.folder.path))
+    local.start("run", *words, "--out", str(local.folder.path / "suspended"))
+    wait_for(lambda: "job 1 begins with north, south\n" in local.output("run"))  # and without it,
+    assert all(row["alive"] for row in status(local, "suspended")["nodes"])  # which is there
+    local.kill("run")
     local.kill("west")
     assert local.command("federation", "readmit", "west", str(local.folder.path)).returncode == 0
 

@@ -121,6 +121,8 @@ class Coordinator:
         told = f"round {metrics['round']}: loss {loss:.4f}, {len(calls.alive)} nodes"
         if accuracy is not None:
             told += f", accuracy of validation clients {accuracy:.2f} %"
+        if "epsilon" in metrics:
+            told += f", epsilon {metrics['epsilon']:.3g}"
         self._say(told)
 
     def _stops(self) -> bool:
