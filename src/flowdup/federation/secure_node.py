@@ -28,6 +28,8 @@ class SecureNode:
 
     def __init__(self, kit: Path, node: str, terms: SumTerms) -> None:
         self.kit, self.node, self.terms = kit, node, terms
+        if len(set(terms.nodes)) < len(terms.nodes):
+            raise MessageError("a secure sum names a node twice: leave it")
         members = range(len(terms.nodes))
         number, threshold = terms.number(node), terms.threshold
         self.member = Member(number, members, threshold, terms.context)
