@@ -92,27 +92,23 @@ class ClientsHere:
         device: torch.device,
     ) -> None:
         self.moves: Sequence[float] = list(logits)
-        self.x = {  # [clients, n, classes]
-            move: pad_sequence([own.to(device, torch.float64) for own in rows], batch_first=True)
-            for move, rows in logits.items()
-        }
+        self.logits, self.device = logits, device
         self.y = pad_sequence([own.to(device) for own in labels], True, -1)  # [clients, n]
         sizes = torch.tensor([len(own) for own in labels], device=device)
         self.present = torch.arange(self.y.shape[1], device=device) < sizes[:, None]
         self.known = self.y >= 0
-        self.useful = {
-            move: (x[finite := self.known & x.isfinite().all(-1)], self.y[finite])
-            for move, x in self.x.items()
-        }
-        self.classes = next(iter(self.x.values())).shape[-1]
+        self.classes = next(iter(logits.values()))[0].shape[-1]
+        self._latest: dict[float, _Rows] = {}  # of one move alone, since they are large
 
     def likelihood(self, move: float, log_scale: Tensor, bias: Tensor) -> Likelihood:
         """Over all of their labeled points."""
-        return likelihood(*self.useful[move], log_scale, bias)
+        rows = self._rows(move)
+        return likelihood(rows.useful, rows.labels, log_scale, bias)
 
     def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
         """Over `SETTINGS`, of each client that has a labeled point."""
-        x = scale.to(self.x[move]) * self.x[move] + bias.to(self.x[move])
+        plain = self._rows(move).x
+        x = scale.to(plain) * plain + bias.to(plain)
         present = self.present.to(x)
         shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in SETTINGS]
         answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
@@ -121,6 +117,20 @@ class ClientsHere:
         predicted = [torch.bincount(own[self.known], minlength=self.classes) for own in answers]
         taken = 100 * right[:, self.known.any(1)]
         return Grid(taken.cpu(), torch.stack(predicted).cpu())
+
+    def _rows(self, move: float) -> "_Rows":
+        if move not in self._latest:
+            rows = [own.to(self.device, torch.float64) for own in self.logits[move]]
+            x = pad_sequence(rows, batch_first=True)
+            useful = self.known & x.isfinite().all(-1)
+            self._latest = {move: _Rows(x, x[useful], self.y[useful])}
+        return self._latest[move]
+
+
+class _Rows(NamedTuple):
+    x: Tensor  # logits [clients, n, classes]
+    useful: Tensor  # those of labeled points that are finite [points, classes]
+    labels: Tensor  # of these [points]
 
 
 def calibrate(
