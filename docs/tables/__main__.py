@@ -20,10 +20,19 @@ from accuracy import demo, in_detail, methods, other_data, precision, privacy  #
 from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
 from reproduced import main_table, reproduced  # noqa: E402
-from speed import benched, personalizing, population, rounds, start_up  # noqa: E402
+from speed import (  # noqa: E402
+    across_machines,
+    benched,
+    browser,
+    personalizing,
+    population,
+    rounds,
+    start_up,
+)
 
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: dict[str, Callable[[Results], str]] = {
+    "browser": browser,
     "demo": demo,
     "methods": methods,
     "other-data": other_data,
@@ -66,6 +75,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
         columns={"flowdup": "flowdup", "pfl": "pfl {pfl}"},
     ),
     "start-up": start_up,
+    "federation": across_machines,
     "personalizing": personalizing,
     "population": population,
     "bench-cpu": partial(benched, file="cpu"),

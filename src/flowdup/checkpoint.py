@@ -21,10 +21,12 @@ from flowdup.files import write_atomic
 from flowdup.methods import Method
 from flowdup.optimizers import MOMENTS, Optimizer
 from flowdup.params import Params
+from flowdup.privacy import Draw, PrivateRounds
 from flowdup.server import BestRound, ServerConfig, ServerState
 from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
 from flowdup.strict_json import (
     get_count,
+    get_counts,
     get_number,
     get_object,
     get_text,
@@ -89,6 +91,7 @@ def save_checkpoint(
         "round": state.round,
         "stage": {"number": state.stage, "began": state.began},
         "best": asdict(state.best) if state.best else None,
+        "released": [_released_table(rounds) for rounds in state.released],
         "federation": asdict(spec),
         "tensors": {"file": name, "sha256": sha256},
         "run": asdict(origin) if origin else None,
@@ -183,7 +186,31 @@ def _read_progress(header: dict[str, Any], round: int) -> dict[str, Any]:
         )
     if began > round or (best and not began < best.round <= round):
         raise ValueError("its stage or best round comes after its round")
-    return {"stage": get_count(stage, "number"), "began": began, "best": best}
+    return {
+        "stage": get_count(stage, "number"),
+        "began": began,
+        "best": best,
+        "released": _read_released(header),
+    }
+
+
+def _released_table(rounds: PrivateRounds) -> dict[str, Any]:
+    drawn, of = zip(*rounds.parts, strict=True)
+    return {"noise": rounds.noise, "rounds": rounds.rounds, "drawn": drawn, "of": of}
+
+
+def _read_released(header: dict[str, Any]) -> tuple[PrivateRounds, ...]:
+    """The draws of rounds with noise, which older checkpoints do not have."""
+    tables, found = header.get("released", []), []
+    if type(tables) is not list or any(type(table) is not dict for table in tables):
+        raise ValueError("its list of rounds with noise is none")
+    for table in tables:
+        parts = zip(get_counts(table, "drawn"), get_counts(table, "of"), strict=True)
+        noise, rounds = get_number(table, "noise"), get_count(table, "rounds")
+        found.append(PrivateRounds(noise, tuple(Draw(*part) for part in parts), rounds))
+        if noise <= 0 or any(drawn > of for drawn, of in found[-1].parts):
+            raise ValueError("its cohorts were drawn of fewer clients than they have")
+    return tuple(found)
 
 
 def read_origin(folder: Path) -> RunOrigin | None:

@@ -28,6 +28,7 @@ from flowdup.commands.listing import presets, settings
 from flowdup.commands.node import node
 from flowdup.commands.options import Inputs, Json, Settings
 from flowdup.commands.personalize import personalize
+from flowdup.commands.serve import serve
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.numpy_files import write_array
@@ -52,7 +53,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")
-_TRAINED = (evaluate, doctor, certify, export, node)
+_TRAINED = (evaluate, doctor, certify, export, serve, node)
 for command in (demo, init, personalize, *_TRAINED, compare, reproduce, settings, presets):
     app.command()(command)
 console = Console(quiet=not is_main_process())

@@ -126,7 +126,7 @@ class _Progress:
         while not self.finished:
             if self.stage_done:
                 self.simulation = self.simulation.next_stage(self.config, self.kept or self.state)
-                self.state, self.kept = self.simulation.initial_state(self.state.round), None
+                self.state, self.kept = self.simulation.initial_state(self.state), None
             engine, on_gpu = self.config.engine, self.simulation.device.type == "cuda"
             compiles = " (compiling it, up to a minute)" if on_gpu and engine.compile else ""
             _LOG.info("training the first round%s", compiles)
