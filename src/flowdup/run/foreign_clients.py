@@ -59,7 +59,7 @@ def _check_may_tell(simulation: Simulation, rate: float) -> None:
         raise ConfigError("clients are on other machines, and only psi and its updates leave them")
     if not simulation.method.has_embedding:
         raise ConfigError(f"method '{simulation.config.method.name}' has no embedding of clients")
-    if simulation.private_rounds:
+    if simulation.is_private:
         raise ConfigError("with server.privacy.noise nothing is told of clients without noise")
     check_enough(len(population.train), len(population.validation), rate)
 
