@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 
 from flowdup.checkpoint import load_checkpoint
 from flowdup.evaluation import accuracy_summary, transductive_logits
+from flowdup.federation.record import NodeRecord
 from flowdup.run.simulation import Simulation
 
 NODES = tuple(f"hospital-{number}" for number in range(1, 7))
@@ -25,12 +26,14 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "trimmed": {"name": "trimmed-mean"},
 }
 Attack = Callable[[torch.Tensor], torch.Tensor]
-ATTACKS: dict[str, Attack] = {
-    "none": lambda delta: delta,
-    "huge": lambda delta: torch.full_like(delta, 1e30),
-    "nan": lambda delta: torch.full_like(delta, torch.nan),
-    "misshapen": lambda delta: torch.zeros(7),
-    "flipped": lambda delta: -100 * delta,
+ATTACKS: dict[str, list[Attack]] = {  # by round, the last from then on
+    "none": [lambda delta: delta],
+    "misfits": [
+        lambda delta: torch.full_like(delta, 1e30),
+        lambda delta: torch.full_like(delta, torch.nan),
+        lambda delta: torch.zeros(7),
+    ],
+    "flipped": [lambda delta: -100 * delta],
 }
 
 
@@ -49,15 +52,18 @@ def accuracy(aggregation: str, attack: str) -> float:
     table["server"]["aggregation"] = AGGREGATIONS[aggregation]
     with TemporaryDirectory() as root:
         near = NearbyFederation(Path(root), table, NODES, labeled=6)
-        stubs = near.nodes()
+        stubs, rounds = near.nodes(), list[str]()
 
         def change(name: str, answer: Any) -> Any:
             if name != "train":
                 return answer
-            return {"replies": [attacked(c, ATTACKS[attack]) for c in answer["replies"]]}
+            rounds.append(name)
+            turn = min(len(rounds), len(ATTACKS[attack])) - 1
+            return {"replies": [attacked(c, ATTACKS[attack][turn]) for c in answer["replies"]]}
 
         stubs[2].change = change
         assert near.train(stubs, encoding="plain") == "finished"
+        why = [row["reason"] for row in NodeRecord(near.folder).refusals(NODES[2])]
         state = load_checkpoint(near.run / "checkpoint")[1]
         simulation = Simulation(near.config, near.population)
     tested = near.population.test
@@ -65,15 +71,16 @@ def accuracy(aggregation: str, attack: str) -> float:
         logits = transductive_logits(simulation.engine, state.deployed, tested)
     found = accuracy_summary(logits, tested).mean
     assert found is not None
+    assert bool(why) == (attack == "misfits")
+    words = zip(("norm", "NaN", "shape"), why, strict=bool(why))
+    assert all(word in reason for word, reason in words)  # after these it is suspended
     return found
 
 
 @pytest.mark.parametrize(
     ("aggregation", "attack"),
     [
-        ("trimmed", "huge"),
-        ("trimmed", "nan"),
-        ("clipped", "misshapen"),  # what does not fit is refused before any aggregation
+        ("trimmed", "misfits"),
         ("trimmed", "flipped"),
         ("clipped", "flipped"),
     ],
