@@ -1,12 +1,11 @@
 """How much data does a client need?  `python benchmarks/set_sizes.py`, with FLOWDUP_DATA pointing
 to the image sets; writes results/set-sizes.json and draws docs/set-sizes.png.
 
-FLowDUP with small networks and few rounds (`small_runs.py`), one seed.  Models of unseen clients
-are made from 1 to 500 unlabeled points and scored on others, the same for every number of points,
-as `flowdup evaluate --set-sizes` does it.  Simulated clients are given as many points as that
-takes, and may share images.  `--runs` keeps what was trained, and a set that `--presets` does not
-name keeps its row.  CIFAR-10 and FEMNIST take `--full`, for a GPU: models of CIFAR-10's clients
-hardly depend on their data after so few rounds with a small network, and FEMNIST is too slow.
+FLowDUP (CIFAR-10: FLowDUP+) with small networks and few rounds (`small_runs.py`), one seed.  Models
+of unseen clients are made from 1 to 500 unlabeled points and scored on others, the same for every
+number of points, as `flowdup evaluate --set-sizes` does it.  Simulated clients are given as many
+points as that takes, and may share images.  `--runs` keeps what was trained, and a set that
+`--presets` does not name keeps its row.  `--full` trains the presets as they are, for a GPU.
 """
 
 import argparse
@@ -54,7 +53,7 @@ CURVES = (
     Curve(RUNS["digits"], 30, 100),
     Curve(RUNS["rotated-mnist"], 500),
     Curve(RUNS["rotated-fashion-mnist"], 500),
-    Curve(RUNS["class-partitioned-cifar10"], 500),
+    Curve(RUNS["class-partitioned-cifar10-plus"], 500),
     Curve(RUNS["femnist"], 100),
 )
 
@@ -109,8 +108,7 @@ def main() -> None:
     old = json.loads(given.out.read_bytes()) if given.out.exists() else []
     rows = {line["data"]: line for line in old}
     for curve in CURVES:
-        small = curve.run.settings is not None
-        if curve.run.preset not in given.presets or not (given.full or small):
+        if curve.run.preset not in given.presets:
             continue
         try:
             rows[curve.run.data] = row(curve, given.runs, given.full)
