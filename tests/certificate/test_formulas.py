@@ -142,19 +142,6 @@ def test_theorem_a1_takes_the_mean_of_roots(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", DRAWS)
-def test_untied_variances(seed: int) -> None:
-    r = draw(seed)
-    k, norm = r.randint(1, 500), r.random()
-    alpha_t, alpha_r, s = (10 ** r.uniform(-3, 2) for _ in range(3))
-    ratio = mp.mpf(alpha_r) / mp.mpf(s)
-    right = (mp.mpf(norm) / mp.mpf(s) + k * (ratio - 1 - mp.log(ratio))) / 2
-    right += (mp.mpf(norm) + k * mp.mpf(alpha_r)) / (2 * mp.mpf(alpha_t))
-    assert near(pac_bayes.untied_complexity([norm], k, alpha_t, alpha_r, s, norm), right)
-    tied = pac_bayes.gaussian_complexity([norm], k, alpha_t, alpha_r, norm)
-    assert near(pac_bayes.untied_complexity([norm], k, alpha_t, alpha_r, alpha_r, norm), tied)
-
-
-@pytest.mark.parametrize("seed", DRAWS)
 def test_kl_forms_of_the_bound(seed: int) -> None:
     r = draw(seed)
     n, m = r.randint(60, 600), r.randint(1, 100)

@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 ROUTES = (
     *("held-out-clients", "client-quantile", "prediction-sets", "prediction-sets-em"),
     *("prediction-sets-quantile", "prediction-sets-label-shift", "pac-bayes-plain", "pac-bayes-kl"),
-    *("pac-bayes-own-points", "pac-bayes-compression", "pac-bayes-data-prior"),
+    *("pac-bayes-own-points", "pac-bayes-compression", "pac-bayes-held-out"),
 )
 
 
@@ -245,9 +245,9 @@ def test_without_noise_the_sampled_predictor_is_the_deployed_one(
     simulation, state = Simulation.resume(RunFolder(run).read_config(), RunFolder(run).kept)
     predictor = StochasticPredictor(simulation.method, state.deployed, Stream(1))
     aside = simulation.population.certify
-    errors = [predictor.sample(client, Noise(0.0, 0.0, math.inf)).error for client in aside]
+    errors = [sample.error for sample in predictor.sample(aside, Noise(0.0, 0.0, math.inf))]
     assert np.mean(errors) == pytest.approx(certificate["measured"]["aside"], abs=0.01)
-    noisy = [predictor.sample(client, Noise(10.0, 10.0, math.inf)).error for client in aside]
+    noisy = [sample.error for sample in predictor.sample(aside, Noise(10.0, 10.0, math.inf))]
     assert np.mean(noisy) > 0.7
     most = (0.1 + float(state.deployed["psi_r"].norm())) ** 2
     wild = predictor.distances(aside, Noise(1.0, 0.0, 0.01), 20)
@@ -267,4 +267,4 @@ def test_two_samples_differ_and_only_h2_moves_where_only_h2_is_random(run: Path)
     assert all(name.startswith("h2.") for name in both[1].names) and both[1].names
     assert {*both[1].names} < {*both[0].names} and "psi_r" not in both[0].names
     client, noise = simulation.population.certify[0], Noise(1e-2, 0.0, math.inf)
-    assert both[0].sample(client, noise) != both[0].sample(client, noise)
+    assert both[0].sample([client], noise) != both[0].sample([client], noise)

@@ -119,12 +119,11 @@ def label_shift_thresholds(
     ratio = np.divide(new, old, out=np.full_like(new, np.inf), where=old > 0)
     values, y = np.concatenate(scores), np.concatenate(labels)
     weights = ratio[y] * np.concatenate([np.full(len(s), 1 / len(s)) for s in scores])
-    thresholds = np.full(new.size, np.inf)
-    for c in np.flatnonzero(np.isfinite(ratio)):
-        total = weights.sum() + ratio[c]
-        if weights.sum() / total >= coverage:
-            thresholds[c] = _quantile(values, weights / total, coverage)
-    return thresholds
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    wanted = coverage * (reached[-1] + ratio)  # the new point's own weight lies at infinity
+    place = np.searchsorted(reached, wanted - _SLACK * wanted, side="left")
+    return np.append(values[order], np.inf)[place]
 
 
 def make_sets(probabilities: ArrayLike, threshold: float | Numbers) -> Sets:

@@ -17,13 +17,15 @@ from flowdup.evaluation import transductive_logits
 from flowdup.personalize import psi_digest
 from flowdup.provenance import provenance
 from flowdup.random import Stream
+from flowdup.run import certify_prior
 from flowdup.run.certified_clients import certifying_clients, with_all_labels
-from flowdup.run.certify_pac_bayes import Trained, prior_row, training_rows
+from flowdup.run.certify_pac_bayes import training_rows
 from flowdup.run.certify_routes import Answers, Row, held_out_row, quantile_row, set_rows
 from flowdup.run.folder import RunFolder
 from flowdup.run.origin import check_clients, listing_of, stored_config
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
+from flowdup.run.trained import Trained
 
 ROUTES = ("held-out-clients", "client-quantile", "prediction-sets", "pac-bayes")
 _SHARED = "; clients share images, so it is about new clients made of the images set aside"
@@ -86,7 +88,8 @@ def certify_run(
         "prediction-sets": [lambda: set_rows(own, test, data, delta, coverage)],
         "pac-bayes": [
             lambda: training_rows(run),
-            lambda: iter([prior_row(run, aside, new)]),
+            lambda: certify_prior.learned_prior_rows(run),
+            lambda: iter([certify_prior.held_out_row(run, aside, new)]),
         ],
     }
     rows: list[Row] = []
