@@ -33,16 +33,23 @@ from flowdup.prior import log_prior
 from flowdup.run import RunFolder, Simulation, certify_run, train_run
 
 ROOT = Path(__file__).parents[1]
-KEPT = 10  # classes of a point whose probabilities are kept
+KEPT = 10  # classes of a point whose probabilities are kept, if there are no more; else fewer
 SGD = ("server.optimizer.name=sgd", "server.optimizer.lr=1.0", "server.lr_decay_fraction=0.0")
 SETS = {
     "rotated-mnist": (
         *("data.train_clients=450", "data.certify_clients=100", 'data.stratified=["validation"]'),
-        "server.rounds=1000",
+        "server.rounds=700",
     ),
-    "femnist": ("data.certify_clients=360",),
-    "class-partitioned-cifar10": ("data.certify_clients=100", 'data.stratified=["validation"]'),
+    "femnist": ("data.certify_clients=360", "server.rounds=800"),
+    "class-partitioned-cifar10": (
+        *("data.certify_clients=100", 'data.stratified=["validation"]', "server.rounds=800"),
+    ),
 }
+PLUS = (
+    *("server.rounds=500", "server.alpha=0.7"),
+    'before=[{method={name="fedavg-pseudo", correction="em", init_scale=0.41}, '
+    "server={rounds=300, alpha=0.5, warm_up=0, lr_decay_fraction=0.0}}]",
+)
 METHODS = {  # as experiments/paper-*.toml have found them
     "flowdup": {"class-partitioned-cifar10": ("server.optimizer.lr=0.0005",)},
     "fedavg": {
@@ -51,15 +58,14 @@ METHODS = {  # as experiments/paper-*.toml have found them
         "class-partitioned-cifar10": ("client.optimizer.lr=0.1", *SGD),
     },
     "flowdup-plus": {
-        "rotated-mnist": ("server.rounds=600", "server.alpha=0.7"),
-        "femnist": ("server.alpha=0.7",),
-        "class-partitioned-cifar10": ("server.alpha=0.7", "method.pseudo_labels=true"),
+        "rotated-mnist": PLUS,
+        "femnist": PLUS,
+        "class-partitioned-cifar10": (*PLUS, "method.pseudo_labels=true"),
     },
 }
-FEWER = ("server.rounds=500",)  # of runs that are compared among themselves
-FRACTIONS = (0.2, 0.8, 0.1)
-DIMENSIONS = (200, 1000, 5000, 500, 2000)
-PRIOR = 0.25  # p of the run that a prior comes from
+FRACTIONS = (0.8, 0.1)
+DIMENSIONS = (200, 1000, 5000, 500, 2000)  # besides the preset's 10,000
+PRIOR = 0.2  # p of the run that a prior comes from
 FURTHER = (  # rounds of the run that begins there: few and small steps, each of which is paid for
     *("server.rounds=20", "server.optimizer.name=sgd", "server.optimizer.lr=0.3"),
     *("server.lr_decay_fraction=0.0", "run.evaluate_every=10"),
@@ -68,7 +74,7 @@ SMALL = {
     "small": ("server.rounds=120", "server.cohort=30", "run.evaluate_every=40"),
     "tiny": (
         *("server.rounds=2", "server.cohort=10", "run.evaluate_every=1"),
-        *("data.validation_clients=10", "data.test_clients=30"),
+        *("data.validation_clients=10", "data.test_clients=30", "data.certify_clients=40"),
     ),
 }
 
@@ -98,6 +104,7 @@ class Case:
         texts += [f"method.subspace.k={self.k}"] if self.k else []
         texts += [f"prior={given.runs / self.prior}"] if self.prior else []
         texts += [f"engine.device={given.device}", f"engine.precision={given.precision}"]
+        texts += ["run.evaluate_every=100"] if not self.prior else []
         for size in ("small", "tiny"):
             if getattr(given, size):
                 texts += self._small(size)
@@ -108,9 +115,8 @@ class Case:
         k = ["method.subspace.k=1000"] if self.method != "fedavg" and not self.k else []
         clients = {"rotated-mnist": 120, "femnist": 100, "class-partitioned-cifar10": 100}
         few = [f"data.train_clients={clients[self.set]}"] if size == "tiny" else []
-        stage = {"server": {"rounds": 1, "alpha": 0.5}, "method": {"name": "fedavg-pseudo"}}
-        before = [f"before=[{stage}]".replace("': ", "' = ").replace("'", '"')]
-        before = before if self.method == "flowdup-plus" and size == "tiny" else []
+        short = [PLUS[-1].replace("rounds=300", "rounds=1")]
+        before = short if self.method == "flowdup-plus" and size == "tiny" else []
         return [*SMALL[size], f"model={model}", *k, *few, *before]
 
 
@@ -120,14 +126,12 @@ def cases() -> Iterator[Case]:
     yield from (Case(mnist, method) for method in ("flowdup-plus", "flowdup", "fedavg"))
     yield from (Case(writers, method) for method in ("flowdup-plus", "flowdup", "fedavg"))
     yield from (Case(images, method) for method in ("flowdup-plus", "flowdup", "fedavg"))
-    prior = Case(mnist, p=PRIOR, settings=FEWER, about="prior")
+    prior = Case(mnist, p=PRIOR)
     yield prior
     yield Case(mnist, settings=FURTHER, about="further", prior=prior.name)
-    yield Case(mnist, k=DIMENSIONS[0], settings=FEWER)
-    yield Case(mnist, k=10_000, settings=FEWER)
-    yield from (Case(mnist, k=k, settings=FEWER) for k in DIMENSIONS[1:3])
-    yield from (Case(mnist, p=p, settings=FEWER) for p in FRACTIONS)
-    yield from (Case(mnist, k=k, settings=FEWER) for k in DIMENSIONS[3:])
+    yield from (Case(mnist, k=k) for k in DIMENSIONS[:3])
+    yield from (Case(mnist, p=p) for p in FRACTIONS)
+    yield from (Case(mnist, k=k) for k in DIMENSIONS[3:])
 
 
 def work(case: Case, given: argparse.Namespace) -> dict[str, Any]:
@@ -143,9 +147,9 @@ def work(case: Case, given: argparse.Namespace) -> dict[str, Any]:
     for row in found["certificate"]:  # thousands of numbers that nothing here needs
         row["terms"].pop("curve", None)
     simulation, state = Simulation.resume(config, folder.kept)
-    groups = {"aside": simulation.population.certify, "test": simulation.population.test}
     answers: dict[str, Any] = {}
-    for group, clients in groups.items():
+    for group in ("validation", "certify", "test"):
+        clients = getattr(simulation.population, group)
         logits = transductive_logits(simulation.engine, state.deployed, clients)
         answers |= {f"{group}-{n}": a for n, a in compact(logits, clients).items()}
     with (given.runs / f"{case.name}.npz.part").open("wb") as file:
@@ -172,7 +176,7 @@ def compact(logits: Sequence[torch.Tensor], clients: Sequence[ClientData]) -> di
     logs = [own.log_softmax(1) for own in logits]
     changed = [(own + s).logsumexp(1) for own, s in zip(logs, shifts, strict=True)]
     table, y = torch.cat(logs), torch.cat([client.labels for client in clients])
-    values, classes = table.topk(min(KEPT, table.shape[1]), dim=1)
+    values, classes = table.topk(KEPT if table.shape[1] <= KEPT else KEPT - 2, dim=1)
     return {
         "sizes": np.array([len(client) for client in clients], np.int32),
         "y": y.numpy().astype(np.int16),
@@ -228,14 +232,16 @@ def is_done(name: str, given: argparse.Namespace) -> bool:
 
 
 def collect(given: argparse.Namespace) -> None:
-    """certificate.json of the cases that are done, and answers by set, if they are not too large;
-    of those that are not, the end of what they said.
+    """certificate.json of the cases that are done, and answers by set; of the other cases, the end
+    of what they said.
     """
     rows, answers = [], {name: {} for name in SETS}
     for case in cases():
         path = given.runs / case.name
         if is_done(case.name, given):
             rows.append(json.loads(path.with_name(f"{case.name}.json").read_text()))
+            if case.k or case.prior:
+                continue
             with np.load(path.with_name(f"{case.name}.npz")) as stored:
                 answers[case.set] |= {f"{case.name}/{n}": stored[n] for n in stored.files}
         elif (log := path.with_name(f"{case.name}.log")).is_file():

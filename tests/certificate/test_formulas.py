@@ -174,6 +174,13 @@ def test_serfling_and_the_harmonic_mean(seed: int) -> None:
     n_l, delta = r.randint(1, n), r.uniform(0.001, 0.9)
     right = mp.sqrt((1 - mp.mpf(n_l - 1) / n) * mp.log(1 / mp.mpf(delta)) / (2 * n_l))
     assert near(pac_bayes.serfling_margin(n_l, n, delta), right)
+    if n_l < n:
+        risk, found = r.random(), Clients(n_l, n, 1.0)
+        bound = pac_bayes.serfling_bound(risk, found, delta)
+        everyone = min(mp.mpf(risk) + right, mp.mpf(1))
+        assert near(bound.bound, everyone)
+        rest = (n * everyone - n_l * mp.mpf(risk)) / (n - n_l)
+        assert near(bound.terms["unlabeled"], min(rest, mp.mpf(1)))
     sizes = [r.randint(1, 999) for _ in range(r.randint(1, 30))]
     assert near(harmonic_mean(sizes), len(sizes) / mp.fsum(mp.mpf(1) / s for s in sizes))
 

@@ -101,6 +101,23 @@ def test_more_coverage_needs_larger_sets(clients: int, coverage: float, more: fl
         assert threshold(scores, coverage) <= threshold(scores, coverage + more)
 
 
+@given(st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
+def test_own_levels_order_classes_as_probabilities_do(n: int, classes: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    p = draw.dirichlet(np.ones(classes), n).round(draw.integers(1, 9))  # some are equal
+    levels = prediction_sets.own_levels(p)
+    flat, own = p.reshape(-1), levels.reshape(-1)
+    order = np.argsort(-flat, kind="stable")
+    assert (np.diff(own[order]) >= -SLACK).all()  # a likelier class comes at a lower level
+    same = np.diff(flat[order]) == 0
+    assert (np.abs(np.diff(own[order])[same]) == 0).all()
+    assert own.max() == pytest.approx(p.sum() / n)
+    again = prediction_sets.own_levels(p[::-1])[::-1]  # points in another order
+    assert np.allclose(again, levels)
+    covered = (levels <= 0.8) * p
+    assert covered.sum() / n <= 0.8 + 1e-9  # what the model expects of sets at this level
+
+
 def test_equal_shares_make_the_weighted_thresholds_those_of_the_split() -> None:
     draw = np.random.default_rng(1)
     labels = [np.array([0, 1, 2]) for _ in range(30)]
@@ -157,6 +174,7 @@ REFUSALS = {
     "complexity is -1": lambda: pac_bayes.models_term(-1.0, Clients(20, 40, 1), 0.05),
     "equal size": lambda: pac_bayes.kl_bound(0.1, 1.0, 1.0, Clients(20, 40, 2.5), 0.05),
     "leave empty ones out": lambda: harmonic_mean([3, 0]),
+    "nobody is left to speak of": lambda: pac_bayes.serfling_bound(0.1, Clients(30, 30, 1), 0.05),
     "one-sided DKW": lambda: client_quantile.dkw_margin(10, 0.6),
 }
 

@@ -20,6 +20,8 @@ from flowdup.certificate.prediction_sets import (
     label_scores,
     label_shift_thresholds,
     make_sets,
+    own_levels,
+    probability_scores,
     quantile_of_quantiles,
     split_threshold,
 )
@@ -118,6 +120,42 @@ def test_quantiles_of_quantiles_hold_for_a_share_of_clients() -> None:
     assert fails_too_often(experiment(lambda draw: fails(draw, True)))
 
 
+def sure_and_unsure_clients(draw: Generator, clients: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Probabilities that are right about labels; clients differ in how sure they are."""
+    found = []
+    for sharpness in draw.uniform(0.2, 6, clients):
+        logits = sharpness * draw.normal(size=(40, 5))
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        found.append((p, (p.cumsum(1) < draw.random((40, 1))).sum(1).clip(max=4)))
+    return found
+
+
+def test_levels_of_a_clients_own_cover_unsure_clients_as_well() -> None:
+    """On average as they say, and better at the clients that fare worst; not if the model has seen
+    the labels of some calibration points.
+    """
+
+    def covered(draw: Generator, make: Callable[[np.ndarray], np.ndarray], reused: bool) -> float:
+        *calibration, (p, y) = sure_and_unsure_clients(draw, 41)
+        if reused:
+            half = [np.where(draw.random(40) < 0.5, p.argmax(1), y) for p, y in calibration]
+            calibration = [(p, y) for (p, _), y in zip(calibration, half, strict=True)]
+        threshold = split_threshold([label_scores(make(q), z) for q, z in calibration], 0.8)
+        return float(label_scores(make_sets(make(p), threshold), y).mean())
+
+    def experiments(make: Callable[[np.ndarray], np.ndarray], reused: bool = False) -> np.ndarray:
+        return np.array([covered(default_rng([9, i]), make, reused) for i in range(DRAWS)])
+
+    def too_low(values: np.ndarray) -> bool:
+        return bool(values.mean() < 0.8 - 3 * values.std() / math.sqrt(DRAWS))
+
+    own, plain = experiments(own_levels), experiments(probability_scores)
+    assert not too_low(own) and not too_low(plain)
+    assert too_low(experiments(own_levels, reused=True))
+    worst = [np.sort(values)[: DRAWS // 10].mean() for values in (own, plain)]
+    assert worst[0] > worst[1] + 0.05
+
+
 def test_weights_by_label_shares_mend_a_label_shift() -> None:
     """Class 1 is hard and rare at calibration clients, frequent at the new one."""
 
@@ -130,12 +168,12 @@ def test_weights_by_label_shares_mend_a_label_shift() -> None:
 
     def misses(draw: Generator, weighted: bool) -> float:
         found = [client(draw, 0.1, 30) for _ in range(60)]
-        scores, labels = [label_scores(p, y) for p, y in found], [y for _, y in found]
+        scores, labels = [label_scores(1 - p, y) for p, y in found], [y for _, y in found]
         p, y = client(draw, 0.8, 50)
         threshold: float | np.ndarray = split_threshold(scores, 0.9)
         if weighted:
             threshold = label_shift_thresholds(scores, labels, [0.2, 0.8], 0.9)
-        return 1 - float(make_sets(p, threshold)[np.arange(len(y)), y].mean())
+        return 1 - float(make_sets(1 - p, threshold)[np.arange(len(y)), y].mean())
 
     rate = {
         w: float(np.mean([misses(default_rng([5, i]), w) for i in range(DRAWS)]))

@@ -43,6 +43,7 @@ SETTINGS: dict[str, Any] = {
 }
 ROUTES = (
     *("held-out-clients", "client-quantile", "prediction-sets", "prediction-sets-em"),
+    *("prediction-sets-own", "prediction-sets-em-own"),
     *("prediction-sets-quantile", "prediction-sets-label-shift", "pac-bayes-plain", "pac-bayes-kl"),
     *("pac-bayes-own-points", "pac-bayes-compression", "pac-bayes-held-out"),
 )

@@ -1,7 +1,8 @@
 """Conformal prediction sets for a new client: the client is the exchangeable unit, not the point.
 
-The score of class y at input x is s = 1 - p(y | x); a set has all classes with s <= threshold.
-Clients differ, so points of different clients are not exchangeable and the usual split-conformal
+The score of class y at input x is s = 1 - p(y | x), or the coverage that the client's own model
+expects of sets at that score (`own_levels`); a set has all classes with s <= threshold.  Clients
+differ, so points of different clients are not exchangeable and the usual split-conformal
 threshold over all points is wrong.  With K calibration clients of m_k points each, scores s_kj:
 
 split      the 1 - alpha quantile of  sum over k, j of delta(s_kj) / ((K + 1) m_k)
@@ -71,10 +72,32 @@ class SetQuality(NamedTuple):
     size: float  # classes in a set, on average
 
 
-def label_scores(probabilities: ArrayLike, y: ArrayLike) -> Numbers:
-    """1 - p(y | x) of points with known labels y [n], from probabilities [n, classes]."""
-    table, labels = np.asarray(probabilities, np.float64), np.asarray(y, np.int64)
-    return 1 - table[np.arange(len(labels)), labels]
+def probability_scores(probabilities: ArrayLike) -> Numbers:
+    """1 - p(y | x) [n, classes], of probabilities of the same shape."""
+    return 1 - np.asarray(probabilities, np.float64)
+
+
+def own_levels(probabilities: ArrayLike) -> Numbers:
+    """The coverage that a model expects of its client's points, by the score of each class [n,
+    classes]: (1 / n) sum of p(y' | x') over points x' and classes y' with s(x', y') <= s(x, y).
+
+    Sets at one level are sets at a threshold of the client's own: higher where its model is unsure.
+    `probabilities` [n, classes] are of all the client's points, with labels or without.
+    """
+    scores = probability_scores(probabilities)
+    order = np.argsort(scores, axis=None, kind="stable")
+    values = scores.reshape(-1)[order]
+    expected = np.cumsum(1 - values) / len(scores)
+    last = np.searchsorted(values, values, side="right") - 1  # equal scores have one level
+    levels = np.empty(values.size)
+    levels[order] = expected[last]
+    return levels.reshape(scores.shape)
+
+
+def label_scores(scores: ArrayLike, y: ArrayLike) -> Numbers:
+    """Those of known labels y [n], from the scores of all classes [n, classes]."""
+    table, labels = np.asarray(scores, np.float64), np.asarray(y, np.int64)
+    return table[np.arange(len(labels)), labels]
 
 
 def split_threshold(scores: Sequence[Numbers], coverage: float) -> float:
@@ -126,9 +149,11 @@ def label_shift_thresholds(
     return np.append(values[order], np.inf)[place]
 
 
-def make_sets(probabilities: ArrayLike, threshold: float | Numbers) -> Sets:
-    """Which classes belong to each point's set [n, classes]; a threshold, or one for each class."""
-    found: Sets = 1 - np.asarray(probabilities, np.float64) <= threshold
+def make_sets(scores: ArrayLike, threshold: float | Numbers) -> Sets:
+    """Which classes belong to each point's set, by their scores [n, classes]; a threshold, or one
+    for each class.
+    """
+    found: Sets = np.asarray(scores, np.float64) <= threshold
     return found
 
 

@@ -107,7 +107,7 @@ def certify_run(
         "method": simulation.config.method.name,
         "round": state.round,
         "psi_sha256": psi_digest(load_checkpoint(folder.kept)[1].deployed),
-        "sets": asdict(SetThresholds.of(own.scores())),
+        "sets": asdict(SetThresholds.of(own.label_scores())),
         **provenance(simulation.device),
     }
     folder.write_certificate(result)

@@ -38,9 +38,9 @@ from flowdup.run.stochastic import Noise, StochasticPredictor, squared_distance
 from flowdup.run.trained import OWN_POINTS, RANDOM_LABELS, Trained
 
 ALPHA = tuple(10.0**-power for power in range(2, 10))
-STEPS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # s
+STEPS = (0.0, 0.001, 0.01, 0.1, 1.0)  # s
 HELD_OUT_ALPHA = 1e-6  # where prior and posterior are one
-_PILOT = 60  # samples for each choice
+_PILOT = 20  # samples for each choice
 
 
 @dataclass(frozen=True)

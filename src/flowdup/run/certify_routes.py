@@ -16,6 +16,8 @@ from flowdup.certificate.prediction_sets import (
     label_scores,
     label_shift_thresholds,
     make_sets,
+    own_levels,
+    probability_scores,
     quantile_of_quantiles,
     set_quality,
     split_threshold,
@@ -56,20 +58,24 @@ class Answers:
         found = zip(self.logits, self.known, self.y, strict=True)
         return [float((own[k].argmax(1).numpy() != y).mean()) for own, k, y in found]
 
-    def probabilities(self, adjusted: bool = False) -> list[Numbers]:
-        """Of labeled points [n, classes]; `adjusted` by label shares from EM on all points."""
-        shifts = [self._log_shares(own) if adjusted else torch.zeros(()) for own in self.logits]
+    def scores(self, adjusted: bool = False, own: bool = False) -> list[Numbers]:
+        """Of labeled points, for all classes [n, classes]: 1 - p(y | x), or own levels.
+
+        `adjusted`: with probabilities that know the label shares, by EM on all points.
+        """
+        make = own_levels if own else probability_scores
+        shifts = [self._log_shares(z) if adjusted else torch.zeros(()) for z in self.logits]
         found = zip(self.logits, shifts, self.known, strict=True)
-        return [(own + shift).softmax(1)[k].numpy() for own, shift, k in found]
+        return [make((z + shift).softmax(1).numpy())[k.numpy()] for z, shift, k in found]
+
+    def label_scores(self, adjusted: bool = False, own: bool = False) -> list[Numbers]:
+        """Those of the labels."""
+        found = self.scores(adjusted, own)
+        return [label_scores(scores, y) for scores, y in zip(found, self.y, strict=True)]
 
     def shares(self) -> list[Numbers]:
         """Label shares by EM, from all points of each client."""
         return [self._log_shares(own).softmax(0).numpy() for own in self.logits]
-
-    def scores(self, adjusted: bool = False) -> list[Numbers]:
-        """1 - p(y | x) of labeled points, by client."""
-        found = self.probabilities(adjusted)
-        return [label_scores(p, y) for p, y in zip(found, self.y, strict=True)]
 
     @staticmethod
     def _log_shares(logits: Tensor) -> Tensor:
@@ -116,20 +122,21 @@ def set_rows(
     is not used.
     """
     both = "clients, and points inside a client, are exchangeable"
-    scores = own.scores()
-    plain = split_threshold(scores, coverage)
-    yield _set_row("", plain, test, data, delta, coverage, both)
-    adjusted = split_threshold(own.scores(adjusted=True), coverage)
-    yield _set_row("-em", adjusted, test, data, delta, coverage, both, adjusted=True)
+    for version, adjusted, levels in (("", 0, 0), ("-em", 1, 0), ("-own", 0, 1), ("-em-own", 1, 1)):
+        kind = {"adjusted": bool(adjusted), "own": bool(levels)}
+        threshold = split_threshold(own.label_scores(**kind), coverage)
+        sets = [make_sets(s, threshold) for s in test.scores(**kind)] if test else None
+        yield _set_row(version, threshold, test, data, delta, coverage, both, sets)
+    scores = own.label_scores()
     quantile = quantile_of_quantiles(scores, coverage)
     mostly = f"{both}; holds for 90 % of new clients, each by itself"
-    yield _set_row("-quantile", quantile, test, data, delta, coverage, mostly)
-    sets = None
+    sets = [make_sets(s, quantile) for s in test.scores()] if test else None
+    yield _set_row("-quantile", quantile, test, data, delta, coverage, mostly, sets)
     if test:
-        each = zip(test.shares(), test.probabilities(), strict=True)
+        each = zip(test.shares(), test.scores(), strict=True)
         sets = [
-            make_sets(p, label_shift_thresholds(scores, own.y, q / q.sum(), coverage))
-            for q, p in each
+            make_sets(s, label_shift_thresholds(scores, own.y, q / q.sum(), coverage))
+            for q, s in each
         ]
     only = "clients differ in their label shares alone, and EM finds these: an estimate, no proof"
     yield _set_row("-label-shift", None, test, data, delta, coverage, only, sets)
@@ -143,15 +150,12 @@ def _set_row(
     delta: float,
     coverage: float,
     assumes: str,
-    sets: Sequence[Sets] | None = None,
-    adjusted: bool = False,
+    sets: Sequence[Sets] | None,
 ) -> Row:
     terms: dict[str, Any] = {"threshold": threshold, "coverage": coverage}
     missed = None
-    if test:
-        if sets is None and threshold is not None:
-            sets = [make_sets(p, threshold) for p in test.probabilities(adjusted)]
-        found = [set_quality(s, y) for s, y in zip(sets or (), test.y, strict=True)]
+    if test and sets:
+        found = [set_quality(s, y) for s, y in zip(sets, test.y, strict=True)]
         covered = summarize([quality.coverage for quality in found])
         size = summarize([quality.size for quality in found], higher_is_better=False)
         missed = 1 - (covered.mean or 0.0)
