@@ -40,16 +40,21 @@ SETS = {
         *("data.train_clients=450", "data.certify_clients=100", 'data.stratified=["validation"]'),
         "server.rounds=700",
     ),
-    "femnist": ("data.certify_clients=360", "server.rounds=800"),
+    "femnist": ("data.certify_clients=360", "server.rounds=300"),  # of many local steps each
     "class-partitioned-cifar10": (
         *("data.certify_clients=100", 'data.stratified=["validation"]', "server.rounds=800"),
     ),
 }
-PLUS = (
-    *("server.rounds=500", "server.alpha=0.7"),
-    'before=[{method={name="fedavg-pseudo", correction="em", init_scale=0.41}, '
-    "server={rounds=300, alpha=0.5, warm_up=0, lr_decay_fraction=0.0}}]",
-)
+
+
+def _plus(before: int, after: int) -> tuple[str, ...]:
+    return (
+        *(f"server.rounds={after}", "server.alpha=0.7"),
+        'before=[{method={name="fedavg-pseudo", correction="em", init_scale=0.41}, '
+        f"server={{rounds={before}, alpha=0.5, warm_up=0, lr_decay_fraction=0.0}}}}]",
+    )
+
+
 METHODS = {  # as experiments/paper-*.toml have found them
     "flowdup": {"class-partitioned-cifar10": ("server.optimizer.lr=0.0005",)},
     "fedavg": {
@@ -58,9 +63,9 @@ METHODS = {  # as experiments/paper-*.toml have found them
         "class-partitioned-cifar10": ("client.optimizer.lr=0.1", *SGD),
     },
     "flowdup-plus": {
-        "rotated-mnist": PLUS,
-        "femnist": PLUS,
-        "class-partitioned-cifar10": (*PLUS, "method.pseudo_labels=true"),
+        "rotated-mnist": _plus(300, 500),
+        "femnist": _plus(150, 200),
+        "class-partitioned-cifar10": (*_plus(300, 500), "method.pseudo_labels=true"),
     },
 }
 FRACTIONS = (0.8, 0.1)
@@ -115,8 +120,8 @@ class Case:
         k = ["method.subspace.k=1000"] if self.method != "fedavg" and not self.k else []
         clients = {"rotated-mnist": 120, "femnist": 100, "class-partitioned-cifar10": 100}
         few = [f"data.train_clients={clients[self.set]}"] if size == "tiny" else []
-        short = [PLUS[-1].replace("rounds=300", "rounds=1")]
-        before = short if self.method == "flowdup-plus" and size == "tiny" else []
+        short = _plus(1, 2)[-1:]
+        before = short if self.method == "flowdup-plus" and size == "tiny" else ()
         return [*SMALL[size], f"model={model}", *k, *few, *before]
 
 
