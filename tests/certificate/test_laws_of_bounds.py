@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowdup.certificate import client_quantile, compression, kl, pac_bayes, prediction_sets
+from flowdup.certificate import (
+    client_quantile,
+    compression,
+    kl,
+    own_thresholds,
+    pac_bayes,
+    prediction_sets,
+)
 from flowdup.certificate.checks import harmonic_mean
 from flowdup.certificate.held_out_clients import mean_error_bound
 from flowdup.certificate.pac_bayes import Clients
@@ -105,14 +112,14 @@ def test_more_coverage_needs_larger_sets(clients: int, coverage: float, more: fl
 def test_own_levels_order_classes_as_probabilities_do(n: int, classes: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     p = draw.dirichlet(np.ones(classes), n).round(draw.integers(1, 9))  # some are equal
-    levels = prediction_sets.own_levels(p)
+    levels = own_thresholds.own_levels(p)
     flat, own = p.reshape(-1), levels.reshape(-1)
     order = np.argsort(-flat, kind="stable")
     assert (np.diff(own[order]) >= -SLACK).all()  # a likelier class comes at a lower level
     same = np.diff(flat[order]) == 0
     assert (np.abs(np.diff(own[order])[same]) == 0).all()
     assert own.max() == pytest.approx(p.sum() / n)
-    again = prediction_sets.own_levels(p[::-1])[::-1]  # points in another order
+    again = own_thresholds.own_levels(p[::-1])[::-1]  # points in another order
     assert np.allclose(again, levels)
     covered = (levels <= 0.8) * p
     assert covered.sum() / n <= 0.8 + 1e-9  # what the model expects of sets at this level

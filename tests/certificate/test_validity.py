@@ -15,12 +15,12 @@ from flowdup.certificate import pac_bayes
 from flowdup.certificate.client_quantile import binomial_tail, error_of_share, share_curve
 from flowdup.certificate.held_out_clients import mean_error_bound
 from flowdup.certificate.kl import monte_carlo_bound
+from flowdup.certificate.own_thresholds import own_levels
 from flowdup.certificate.pac_bayes import Clients
 from flowdup.certificate.prediction_sets import (
     label_scores,
     label_shift_thresholds,
     make_sets,
-    own_levels,
     probability_scores,
     quantile_of_quantiles,
     split_threshold,

@@ -1,9 +1,9 @@
 """Conformal prediction sets for a new client: the client is the exchangeable unit, not the point.
 
-The score of class y at input x is s = 1 - p(y | x), or the coverage that the client's own model
-expects of sets at that score (`own_levels`); a set has all classes with s <= threshold.  Clients
-differ, so points of different clients are not exchangeable and the usual split-conformal
-threshold over all points is wrong.  With K calibration clients of m_k points each, scores s_kj:
+The score of class y at input x is s = 1 - p(y | x), or one of `own_thresholds`; a set has all
+classes with s <= threshold.  Clients differ, so points of different clients are not exchangeable
+and the usual split-conformal threshold over all points is wrong.  With K calibration clients of m_k
+points each, scores s_kj:
 
 split      the 1 - alpha quantile of  sum over k, j of delta(s_kj) / ((K + 1) m_k)
            + delta(infinity) / (K + 1).  A point of a new client is covered with probability
@@ -77,23 +77,6 @@ def probability_scores(probabilities: ArrayLike) -> Numbers:
     return 1 - np.asarray(probabilities, np.float64)
 
 
-def own_levels(probabilities: ArrayLike) -> Numbers:
-    """The coverage that a model expects of its client's points, by the score of each class [n,
-    classes]: (1 / n) sum of p(y' | x') over points x' and classes y' with s(x', y') <= s(x, y).
-
-    Sets at one level are sets at a threshold of the client's own: higher where its model is unsure.
-    `probabilities` [n, classes] are of all the client's points, with labels or without.
-    """
-    scores = probability_scores(probabilities)
-    order = np.argsort(scores, axis=None, kind="stable")
-    values = scores.reshape(-1)[order]
-    expected = np.cumsum(1 - values) / len(scores)
-    last = np.searchsorted(values, values, side="right") - 1  # equal scores have one level
-    levels = np.empty(values.size)
-    levels[order] = expected[last]
-    return levels.reshape(scores.shape)
-
-
 def label_scores(scores: ArrayLike, y: ArrayLike) -> Numbers:
     """Those of known labels y [n], from the scores of all classes [n, classes]."""
     table, labels = np.asarray(scores, np.float64), np.asarray(y, np.int64)
@@ -119,8 +102,12 @@ def quantile_of_quantiles(
     place = math.ceil((clients + 1) * client_share - _SLACK)
     if place > clients:
         raise _too_few(clients, coverage, client_share)
-    own = [np.sort(s)[math.ceil(coverage * len(s) - _SLACK) - 1] for s in scores]
-    return float(np.sort(own)[place - 1])
+    return sorted(covering_scores(scores, coverage))[place - 1]
+
+
+def covering_scores(scores: Sequence[Numbers], coverage: float) -> list[float]:
+    """For each client the least threshold that covers such a share of its points."""
+    return [float(np.sort(s)[math.ceil(coverage * len(s) - _SLACK) - 1]) for s in scores]
 
 
 def label_shift_thresholds(

@@ -70,6 +70,7 @@ def certify_run(
 
     _LOG.info("personalizing %d clients that were set aside", len(aside))
     own, test = answers(aside), answers(population.test)
+    validation = answers(population.validation)
     assert own is not None
     everyone = with_all_labels(population, config) or list(population.train)
     hidden = [not client.labeled for client in population.train]
@@ -85,7 +86,7 @@ def certify_run(
     makers: dict[str, list[Callable[[], Iterator[Row]]]] = {
         "held-out-clients": [lambda: iter([held_out_row(own, new, data, delta)])],
         "client-quantile": [lambda: iter([quantile_row(own, new, data, delta, share)])],
-        "prediction-sets": [lambda: set_rows(own, test, data, delta, coverage)],
+        "prediction-sets": [lambda: set_rows(own, test, validation, data, delta, coverage)],
         "pac-bayes": [
             lambda: training_rows(run),
             lambda: certify_prior.learned_prior_rows(run),

@@ -1,6 +1,6 @@
 """The routes of a certificate that need clients which nothing else has seen, as rows of a table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from flowdup.certificate.checks import Numbers
 from flowdup.certificate.client_quantile import error_of_share, share_curve
 from flowdup.certificate.held_out_clients import mean_error_bound
+from flowdup.certificate.own_thresholds import FEWEST_TO_FIT, FittedLevels, own_levels
 from flowdup.certificate.prediction_sets import (
     Sets,
     label_scores,
     label_shift_thresholds,
     make_sets,
-    own_levels,
     probability_scores,
     quantile_of_quantiles,
     set_quality,
@@ -25,6 +25,8 @@ from flowdup.certificate.prediction_sets import (
 from flowdup.data import ClientData
 from flowdup.evaluation import summarize
 from flowdup.prior import log_prior
+
+MakeScores = Callable[[Numbers], Numbers]  # of all a client's points: probabilities -> scores
 
 NEW_CLIENT = "clients that were set aside and new ones are drawn independently from one population"
 
@@ -48,6 +50,7 @@ class Answers:
     """What own models say of clients' labeled points: transductive, each from all its points."""
 
     def __init__(self, logits: Sequence[Tensor], clients: Sequence[ClientData]) -> None:
+        self.labels = [c.labels.numpy() for c in clients]  # of all points, -1: none
         self.known = [c.labels >= 0 for c in clients]
         self.y = [c.labels[k].numpy() for c, k in zip(clients, self.known, strict=True)]
         self.logits = [own.double() for own in logits]  # of all points
@@ -58,19 +61,21 @@ class Answers:
         found = zip(self.logits, self.known, self.y, strict=True)
         return [float((own[k].argmax(1).numpy() != y).mean()) for own, k, y in found]
 
-    def scores(self, adjusted: bool = False, own: bool = False) -> list[Numbers]:
-        """Of labeled points, for all classes [n, classes]: 1 - p(y | x), or own levels.
-
-        `adjusted`: with probabilities that know the label shares, by EM on all points.
-        """
-        make = own_levels if own else probability_scores
+    def probabilities(self, adjusted: bool = False) -> list[Numbers]:
+        """Of all points [n, classes]; `adjusted` by label shares from EM."""
         shifts = [self._log_shares(z) if adjusted else torch.zeros(()) for z in self.logits]
-        found = zip(self.logits, shifts, self.known, strict=True)
-        return [make((z + shift).softmax(1).numpy())[k.numpy()] for z, shift, k in found]
+        return [(z + s).softmax(1).numpy() for z, s in zip(self.logits, shifts, strict=True)]
 
-    def label_scores(self, adjusted: bool = False, own: bool = False) -> list[Numbers]:
+    def scores(self, make: MakeScores, adjusted: bool = False) -> list[Numbers]:
+        """Of labeled points, for all classes [n, classes]."""
+        found = zip(self.probabilities(adjusted), self.known, strict=True)
+        return [make(p)[known.numpy()] for p, known in found]
+
+    def label_scores(
+        self, make: MakeScores = probability_scores, adjusted: bool = False
+    ) -> list[Numbers]:
         """Those of the labels."""
-        found = self.scores(adjusted, own)
+        found = self.scores(make, adjusted)
         return [label_scores(scores, y) for scores, y in zip(found, self.y, strict=True)]
 
     def shares(self) -> list[Numbers]:
@@ -114,7 +119,12 @@ def quantile_row(
 
 
 def set_rows(
-    own: Answers, test: Answers | None, data: str, delta: float, coverage: float
+    own: Answers,
+    test: Answers | None,
+    validation: Answers | None,
+    data: str,
+    delta: float,
+    coverage: float,
 ) -> Iterator[Row]:
     """Versions of prediction sets; a bound is on the share of points whose class is not in its set.
 
@@ -122,18 +132,26 @@ def set_rows(
     is not used.
     """
     both = "clients, and points inside a client, are exchangeable"
-    for version, adjusted, levels in (("", 0, 0), ("-em", 1, 0), ("-own", 0, 1), ("-em-own", 1, 1)):
-        kind = {"adjusted": bool(adjusted), "own": bool(levels)}
-        threshold = split_threshold(own.label_scores(**kind), coverage)
-        sets = [make_sets(s, threshold) for s in test.scores(**kind)] if test else None
+    versions: dict[str, tuple[MakeScores, bool]] = {
+        "": (probability_scores, False),
+        "-em": (probability_scores, True),
+        "-own": (own_levels, False),
+        "-em-own": (own_levels, True),
+    }
+    if validation and len(validation.y) >= FEWEST_TO_FIT:
+        fitted = FittedLevels.fit(validation.probabilities(), validation.labels, coverage)
+        versions["-fitted"] = (fitted.scores, False)
+    for version, (make, adjusted) in versions.items():
+        threshold = split_threshold(own.label_scores(make, adjusted), coverage)
+        sets = [make_sets(s, threshold) for s in test.scores(make, adjusted)] if test else None
         yield _set_row(version, threshold, test, data, delta, coverage, both, sets)
     scores = own.label_scores()
     quantile = quantile_of_quantiles(scores, coverage)
     mostly = f"{both}; holds for 90 % of new clients, each by itself"
-    sets = [make_sets(s, quantile) for s in test.scores()] if test else None
+    sets = [make_sets(s, quantile) for s in test.scores(probability_scores)] if test else None
     yield _set_row("-quantile", quantile, test, data, delta, coverage, mostly, sets)
     if test:
-        each = zip(test.shares(), test.scores(), strict=True)
+        each = zip(test.shares(), test.scores(probability_scores), strict=True)
         sets = [
             make_sets(s, label_shift_thresholds(scores, own.y, q / q.sum(), coverage))
             for q, s in each
