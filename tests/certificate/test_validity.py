@@ -188,14 +188,7 @@ def overfitted_sample(draw: Generator, labeled: int, hypotheses: float) -> float
     one half of all clients: the least of that many hypergeometric draws, by its distribution.
     """
     share = -math.expm1(math.log1p(-draw.random()) / hypotheses)  # quantile of the minimum
-    return bisect_right(cumulative_chances(labeled), share) / labeled
-
-
-@cache
-def cumulative_chances(labeled: int) -> list[float]:
-    """P(at most k of the labeled are among the wrong half of twice as many)."""
-    ways = accumulate(math.comb(labeled, k) ** 2 for k in range(labeled + 1))
-    return [way / math.comb(2 * labeled, labeled) for way in ways]
+    return bisect_right(chances_of_wrong(2 * labeled, labeled), share) / labeled
 
 
 def test_the_transductive_bound_and_half_of_its_complexity() -> None:
@@ -258,6 +251,36 @@ def test_serflings_margin_and_one_without_its_root() -> None:
 
     assert not fails_too_often(experiment(lambda draw: fails(draw, 1.0)))
     assert fails_too_often(experiment(lambda draw: fails(draw, 0.3)))
+
+
+def test_a_learned_prior_and_one_that_is_judged_by_whom_it_knew() -> None:
+    """40 of 200 clients choose among 10^6 hypotheses, each of which is wrong at half of all; 60 more
+    judge what was chosen, for the other 100.  With the first 40 among the judges it is caught.
+    """
+
+    def fails(draw: Generator, knew: bool, serfling: bool) -> bool:
+        least = -math.expm1(math.log1p(-draw.random()) / 1e6)
+        known = bisect_right(chances_of_wrong(200, 40), least)
+        judges = draw.hypergeometric(100 - known, 60 + known, 60)
+        rest = (100 - known - judges) / 100
+        risk, clients = judges / 60, Clients(60, 160, 1.0)
+        if knew:
+            risk, clients = (known + judges) / 100, Clients(100, 200, 1.0)
+        if serfling:
+            return pac_bayes.serfling_bound(risk, clients, DELTA).terms["unlabeled"] < rest
+        return pac_bayes.transductive_bound(risk, 0.0, clients, DELTA).terms["unlabeled"] < rest
+
+    for serfling in (True, False):
+        assert not fails_too_often(experiment(partial(fails, knew=False, serfling=serfling)))
+        assert fails_too_often(experiment(partial(fails, knew=True, serfling=serfling)))
+
+
+@cache
+def chances_of_wrong(clients: int, drawn: int) -> list[float]:
+    """P(at most k of the drawn are among the wrong half of all)."""
+    half = clients // 2
+    ways = accumulate(math.comb(half, k) * math.comb(half, drawn - k) for k in range(drawn + 1))
+    return [way / math.comb(clients, drawn) for way in ways]
 
 
 def test_the_monte_carlo_term_and_none() -> None:
