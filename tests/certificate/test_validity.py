@@ -254,18 +254,18 @@ def test_serflings_margin_and_one_without_its_root() -> None:
 
 
 def test_a_learned_prior_and_one_that_is_judged_by_whom_it_knew() -> None:
-    """40 of 200 clients choose among 10^6 hypotheses, each of which is wrong at half of all; 60 more
-    judge what was chosen, for the other 100.  With the first 40 among the judges it is caught.
+    """80 of 300 clients choose among 10^15 hypotheses, each of which is wrong at half of all; 60
+    more judge what was chosen, for the other 160.  With the first 80 among the judges it is caught.
     """
 
     def fails(draw: Generator, knew: bool, serfling: bool) -> bool:
-        least = -math.expm1(math.log1p(-draw.random()) / 1e6)
-        known = bisect_right(chances_of_wrong(200, 40), least)
-        judges = draw.hypergeometric(100 - known, 60 + known, 60)
-        rest = (100 - known - judges) / 100
-        risk, clients = judges / 60, Clients(60, 160, 1.0)
+        least = -math.expm1(math.log1p(-draw.random()) / 1e15)
+        known = bisect_right(chances_of_wrong(300, 80), least)
+        judges = draw.hypergeometric(150 - known, 70 + known, 60)
+        rest = (150 - known - judges) / 160
+        risk, clients = judges / 60, Clients(60, 220, 1.0)
         if knew:
-            risk, clients = (known + judges) / 100, Clients(100, 200, 1.0)
+            risk, clients = (known + judges) / 140, Clients(140, 300, 1.0)
         if serfling:
             return pac_bayes.serfling_bound(risk, clients, DELTA).terms["unlabeled"] < rest
         return pac_bayes.transductive_bound(risk, 0.0, clients, DELTA).terms["unlabeled"] < rest
