@@ -79,7 +79,7 @@ SMALL = {
     "small": ("server.rounds=120", "server.cohort=30", "run.evaluate_every=40"),
     "tiny": (
         *("server.rounds=2", "server.cohort=10", "run.evaluate_every=1"),
-        *("data.validation_clients=10", "data.test_clients=30", "data.certify_clients=40"),
+        *("data.validation_clients=20", "data.test_clients=30", "data.certify_clients=40"),
     ),
 }
 
