@@ -45,7 +45,8 @@ ROUTES = (
     *("held-out-clients", "client-quantile", "prediction-sets", "prediction-sets-em"),
     *("prediction-sets-own", "prediction-sets-em-own"),
     *("prediction-sets-quantile", "prediction-sets-label-shift", "pac-bayes-plain", "pac-bayes-kl"),
-    *("pac-bayes-own-points", "pac-bayes-compression", "pac-bayes-held-out"),
+    *("pac-bayes-own-points", "pac-bayes-compression", "pac-bayes-compression-models"),
+    "pac-bayes-held-out",
 )
 
 

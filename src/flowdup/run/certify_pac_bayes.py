@@ -12,15 +12,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 
 from flowdup.certificate import pac_bayes
-from flowdup.certificate.compression import compress
 from flowdup.certificate.kl import monte_carlo_bound
 from flowdup.certificate.pac_bayes import Clients
-from flowdup.evaluation import transductive_logits
-from flowdup.params import Params, pack, unpack
-from flowdup.run.certify_routes import Answers, Row
+from flowdup.params import Params
+from flowdup.run.certify_compression import compressed_rows
+from flowdup.run.certify_routes import Row
 from flowdup.run.stochastic import Noise, StochasticPredictor, squared_distance
 from flowdup.run.trained import OWN_POINTS, RANDOM_LABELS, Trained
 
@@ -29,7 +27,6 @@ ALPHA_THETA = tuple(10.0**-power for power in range(0, 7))
 ALPHA_R = tuple(10.0**-power for power in range(0, 13))
 RADII = tuple(4.0**power for power in range(-6, 10))  # squared
 CHOICES = math.prod(map(len, (ALPHA_H, ALPHA_THETA, ALPHA_R, RADII)))
-LEVELS = (2, 4, 16)  # values of a quantised psi_h
 _PILOT = 6  # samples for each choice
 
 
@@ -92,38 +89,12 @@ def training_rows(run: Trained) -> Iterator[Row]:
     own = pac_bayes.transductive_bound(risk, divergence, clients, share / CHOICES)
     rest = pac_bayes.Bound(own.terms["unlabeled"], own.terms)
     yield row("own-points", rest, f"{OWN_POINTS}, by the sampled predictor")
-    yield _compressed_row(run, initial, clients)
+    yield from compressed_rows(run, initial, clients)
 
 
 def _drawn_psi(run: Trained) -> Params:
     """psi as the seed gives it, whatever training began from."""
     return run.simulation.method.init(run.simulation.stream.child("psi"))
-
-
-def _compressed_row(run: Trained, initial: Params, clients: Clients) -> Row:
-    """psi_h - psi_h0 with few different values: the divergence is the length of its code."""
-    names = [n for n in run.psi if n.startswith("h")]
-    moved = {n: run.psi[n].cpu() - initial[n].cpu() for n in names}
-    rows = []
-    for levels in LEVELS:
-        code = compress(pack(moved).double().numpy(), levels)
-        change = unpack(torch.from_numpy(code.values).float(), moved)
-        psi = run.psi | {n: initial[n] + change[n].to(initial[n]) for n in names}
-        logits = transductive_logits(run.simulation.engine, psi, run.labeled)
-        risk = float(np.mean(Answers(logits, run.labeled).errors))
-        found = pac_bayes.transductive_bound(risk, code.nats, clients, run.delta / len(LEVELS))
-        row = Row(
-            "pac-bayes-compression",
-            f"{clients.labeled} of {clients.all} training clients",
-            found.terms["unlabeled"],
-            run.delta,
-            f"{RANDOM_LABELS}; {OWN_POINTS}, by a quantised psi_h",
-            risk,
-            run.measured,
-            found.terms | {"levels": levels, "code_nats": code.nats, "numbers": len(code.values)},
-        )
-        rows.append((found.bound, risk, levels, row))  # where all say nothing, the least risk
-    return min(rows)[-1]
 
 
 def _choose(
