@@ -165,6 +165,7 @@ def test_the_command_prints_rows_and_the_page_has_them(run: Path) -> None:
     assert "at least 90% of clients have an error of at most" in ended.out
     page = (run / "report.html").read_text()
     assert "Error of clients without labels" in page and "held-out-clients" in page
+    assert 'alt="Bounds against the number of clients set aside, and against p"' in page
     assert (run / "certificate.png").is_file() and (run / "certificate.svg").is_file()
 
 
