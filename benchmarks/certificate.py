@@ -170,7 +170,7 @@ def work(case: Case, given: argparse.Namespace) -> dict[str, Any]:
             "training": round(trained - began, 1),
             "certificate": round(certified - trained, 1),
         },
-        **{key: value for key, value in found.items() if key != "sets"},
+        **{key: value for key, value in found.items() if key != "levels"},
     }
 
 

@@ -14,8 +14,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from flowdup.accelerate.functions import fast_function
+from flowdup.certificate.own_thresholds import own_sets
 from flowdup.certificate.prediction_sets import SetThresholds
-from flowdup.certificate.stored import certified_thresholds, read_thresholds
+from flowdup.certificate.stored import certified_levels, read_thresholds
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data.clients import ClientData, InputSpec
 from flowdup.data.tensors import as_tensor
@@ -94,8 +95,10 @@ class PersonalModel(nn.Module):
         """Which classes each input may have [n, classes] bool, where the model is: a new client's
         point has its class among them with this probability (`certificate/prediction_sets.py`).
 
-        CertificateError if the federation has not been certified.  Beware: a set may be empty,
-        where no class is likely, and the weights must be those that were personalized.
+        The threshold is the client's own, by how sure its model is of the points that it was made
+        from (`certificate/own_thresholds.py`).  CertificateError if the federation has not been
+        certified.  Beware: a set may be empty, where no class is likely, and the weights must be
+        those that were personalized.
         """
         if self.sets is None:
             raise CertificateError(
@@ -183,10 +186,10 @@ class Federation:
         psi: Params,
         round: int,
         start: Weights | None = None,  # that its last stage began from
-        sets: SetThresholds | None = None,  # for prediction sets, if it is certified
+        levels: SetThresholds | None = None,  # of prediction sets, if it is certified
     ) -> None:
         self.spec, self.method, self.psi, self.round = spec, method, psi, round
-        self.start, self.sets = start or {}, sets
+        self.start, self.levels = start or {}, levels
         self.device = next(iter(psi.values())).device
 
     @torch.no_grad()
@@ -198,7 +201,10 @@ class Federation:
         if not all_finite(weights):
             raise _too_large("a model")
         name = self.method.f.name or self.spec.model
-        return PersonalModel(name, self.spec.inputs, weights, self.sets)
+        model = PersonalModel(name, self.spec.inputs, weights)
+        if self.levels:
+            model.sets = own_sets(self.levels, model.predict_proba(x).double().cpu().numpy())
+        return model
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
         """For many clients with inputs shaped like x: a function from theirs to their models'
@@ -246,7 +252,7 @@ class Federation:
         """For a spawned worker: psi is sent, and the method made anew from its description."""
         psi = {n: p.cpu() for n, p in self.psi.items()}
         where = str(self.device)
-        return _make_federation, (self.spec, psi, self.round, self.start, where, self.sets)
+        return _make_federation, (self.spec, psi, self.round, self.start, where, self.levels)
 
     def _check_makes_models(self) -> None:
         if self.method.predicts_jointly:
@@ -270,8 +276,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     method = _build_method(spec, state.start, device)
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
-    sets = certified_thresholds(Path(folder), psi_digest(state.deployed))
-    return Federation(spec, method, psi, state.round, state.start, sets)
+    levels = certified_levels(Path(folder), psi_digest(state.deployed))
+    return Federation(spec, method, psi, state.round, state.start, levels)
 
 
 def psi_digest(psi: Params) -> str:
@@ -285,11 +291,11 @@ def _make_federation(
     round: int,
     start: Weights,
     device: str,
-    sets: SetThresholds | None,
+    levels: SetThresholds | None,
 ) -> Federation:
     place = torch.device(device)
     moved = {n: p.to(place) for n, p in psi.items()}
-    return Federation(spec, _build_method(spec, start, place), moved, round, start, sets)
+    return Federation(spec, _build_method(spec, start, place), moved, round, start, levels)
 
 
 def _build_method(spec: FederationSpec, start: Weights, device: torch.device) -> Method:

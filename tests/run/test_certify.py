@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands.here import flowdup
 
+from flowdup.certificate.own_thresholds import own_levels
 from flowdup.config import read_config
 from flowdup.data import load_population
 from flowdup.errors import CertificateError, CheckpointError, ConfigError
@@ -120,9 +121,9 @@ def test_personal_models_make_sets_and_keep_them_when_saved(
     sets, wider = model.predict_set(client.x), model.predict_set(client.x, coverage=0.95)
     assert sets.shape == (20, 10) and sets.dtype == torch.bool
     assert bool((wider | ~sets).all())
-    threshold = by_route(certificate["certificate"])["prediction-sets"]["terms"]["threshold"]
-    right = 1 - model.predict_proba(client.x).double() <= threshold
-    assert torch.equal(sets, right)
+    level = by_route(certificate["certificate"])["prediction-sets-own"]["terms"]["threshold"]
+    right = own_levels(model.predict_proba(client.x).double().numpy()) <= level
+    assert torch.equal(sets, torch.from_numpy(right)) and bool(sets.any())
     model.save(tmp_path / "own.safetensors")
     assert torch.equal(load_model(tmp_path / "own.safetensors").predict_set(client.x), sets)
     np.save(tmp_path / "x.npy", client.x.numpy())
@@ -148,13 +149,13 @@ def test_a_certificate_of_another_psi_is_not_used(run: Path, certificate: dict[s
     stored = path.read_text()
     try:
         path.write_text(stored.replace(certificate["psi_sha256"], "0" * 64))
-        assert load(run).sets is None
+        assert load(run).levels is None
         path.write_text("{}")
         with pytest.raises(CheckpointError, match="certify again"):
             load(run)
     finally:
         path.write_text(stored)
-    assert load(run).sets is not None
+    assert load(run).levels is not None
 
 
 def test_the_command_prints_rows_and_the_page_has_them(run: Path) -> None:

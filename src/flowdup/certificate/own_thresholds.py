@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 
 from flowdup.certificate.checks import Numbers
 from flowdup.certificate.prediction_sets import (
+    SetThresholds,
     covering_scores,
     label_scores,
     probability_scores,
@@ -33,6 +34,7 @@ from flowdup.errors import CertificateError
 
 _LEAST = 1e-4  # of 1 - level, so that its logarithm is finite
 _RIDGE = 1.0  # in clients
+_NONE = -1.0  # a threshold below all scores
 FEWEST_TO_FIT = 20  # clients, for two facts
 
 
@@ -48,6 +50,15 @@ def own_levels(probabilities: ArrayLike) -> Numbers:
     levels = np.empty(values.size)
     levels[order] = expected[last]
     return levels.reshape(scores.shape)
+
+
+def own_sets(levels: SetThresholds, probabilities: ArrayLike) -> SetThresholds:
+    """Thresholds of 1 - p(y | x) for one client, from levels that hold for all; `probabilities` [n,
+    classes] are of all its points.
+    """
+    scores, own = probability_scores(probabilities), own_levels(probabilities)
+    thresholds = (float(scores[own <= level].max(initial=_NONE)) for level in levels.thresholds)
+    return SetThresholds(levels.coverages, tuple(thresholds))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flowdup.certificate.checks import check_delta
+from flowdup.certificate.own_thresholds import own_levels
 from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.checkpoint import load_checkpoint
 from flowdup.data import ClientData, Population, load_population
@@ -108,7 +109,7 @@ def certify_run(
         "method": simulation.config.method.name,
         "round": state.round,
         "psi_sha256": psi_digest(load_checkpoint(folder.kept)[1].deployed),
-        "sets": asdict(SetThresholds.of(own.label_scores())),
+        "levels": asdict(SetThresholds.of(own.label_scores(own_levels))),
         **provenance(simulation.device),
     }
     folder.write_certificate(result)
