@@ -13,6 +13,7 @@ rounds; `--tiny` only shows that everything runs.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -55,7 +56,7 @@ def _plus(before: int, after: int) -> tuple[str, ...]:
     )
 
 
-METHODS = {  # as experiments/paper-*.toml have found them
+METHODS: dict[str, dict[str, tuple[str, ...]]] = {  # as experiments/paper-*.toml have found them
     "flowdup": {"class-partitioned-cifar10": ("server.optimizer.lr=0.0005",)},
     "fedavg": {
         "rotated-mnist": ("client.optimizer.lr=0.3", *SGD),
@@ -228,19 +229,23 @@ def chosen(given: argparse.Namespace) -> list[Case]:
 
 def start(case: Case, given: argparse.Namespace) -> "subprocess.Popen[bytes]":
     words = [sys.executable, __file__, *sys.argv[1:], "--case", case.name]
+    threads = max((os.cpu_count() or 1) // given.jobs, 1)
+    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
     with (given.runs / f"{case.name}.log").open("ab") as log:
-        return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
 def is_done(name: str, given: argparse.Namespace) -> bool:
-    return (given.runs / f"{name}.json").is_file()
+    runs: Path = given.runs
+    return (runs / f"{name}.json").is_file()
 
 
 def collect(given: argparse.Namespace) -> None:
     """certificate.json of the cases that are done, and answers by set; of the other cases, the end
     of what they said.
     """
-    rows, answers = [], {name: {} for name in SETS}
+    rows: list[dict[str, Any]] = []
+    answers: dict[str, dict[str, Any]] = {name: {} for name in SETS}
     for case in cases():
         path = given.runs / case.name
         if is_done(case.name, given):

@@ -12,15 +12,7 @@ SETS = {
     "class-partitioned-cifar10": "CIFAR-10",
 }
 METHODS = {"flowdup-plus": "FLowDUP+", "flowdup": "FLowDUP", "fedavg": "FedAvg"}
-KINDS = {
-    "": "plain",
-    "-em": "`-em`",
-    "-own": "`-own`",
-    "-em-own": "`-em-own`",
-    "-fitted": "`-fitted`",
-    "-quantile": "`-quantile`",
-    "-label-shift": "`-label-shift`",
-}
+KINDS = ("", "-own", "-fitted", "-floor", "-quantile")
 
 
 def _runs(results: Results) -> list[Result]:
@@ -67,21 +59,23 @@ def certificates(results: Results) -> str:
 
 
 def prediction_sets(results: Results) -> str:
-    """Coverage in %, its worst decile over clients, and the mean size of a set."""
-    runs = _main(results)
-    head = ["version", *(f"{SETS[r['set']]}, {METHODS[r['method']]}" for r in runs)]
+    """Coverage in %, its worst decile over clients, and the mean size of a set, over draws of who
+    calibrates.
+    """
+    head = ["", *(f"`{kind}`" if kind else "plain" for kind in KINDS)]
     body = []
-    for version, name in KINDS.items():
-        terms = [_row(run, f"prediction-sets{version}").get("terms", {}) for run in runs]
-        body.append([name, *map(_quality, terms)])
+    for run in _main(results):
+        terms = [_row(run, f"prediction-sets{kind}").get("terms", {}) for kind in KINDS]
+        name = f"{SETS[run['set']]}, {METHODS[run['method']]}"
+        body.append([name, *(_quality(own.get("redrawn", {})) for own in terms)])
     return grid(head, body)
 
 
-def _quality(terms: dict[str, Any]) -> str:
-    if terms.get("measured_coverage") is None:
+def _quality(found: dict[str, Any]) -> str:
+    if not found:
         return ""
-    worst = tenths(100 * terms["measured_coverage_worst_decile"])
-    return f"{tenths(100 * terms['measured_coverage'])} / {worst} / {terms['measured_size']:.2f}"
+    shares = (tenths(100 * found[key]) for key in ("coverage", "worst_decile"))
+    return " / ".join([*shares, f"{found['size']:.2f}"])
 
 
 def pac_bayes(results: Results) -> str:

@@ -106,6 +106,11 @@ def test_more_coverage_needs_larger_sets(clients: int, coverage: float, more: fl
     scores = [draw.random(draw.integers(1, 20)) for _ in range(clients)]
     for threshold in (prediction_sets.split_threshold, prediction_sets.quantile_of_quantiles):
         assert threshold(scores, coverage) <= threshold(scores, coverage + more)
+    if clients >= 33:
+        floor = prediction_sets.floor_threshold(scores, coverage)
+        assert floor >= prediction_sets.split_threshold(scores, coverage)
+        covered = [float((own <= floor).mean()) for own in scores]
+        assert np.mean(np.array(covered) >= coverage - 0.05 - SLACK) >= 0.97
 
 
 @given(st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
@@ -172,6 +177,7 @@ REFUSALS = {
     "set at least 29 aside": lambda: client_quantile.error_of_share([0.1] * 28, 0.9, 0.05),
     "set at least 9 aside": lambda: prediction_sets.split_threshold([np.ones(3)] * 8, 0.9),
     "19 aside": lambda: prediction_sets.quantile_of_quantiles([np.ones(3)] * 18, 0.9, 0.95),
+    "set at least 33 aside": lambda: prediction_sets.floor_threshold([np.ones(3)] * 32, 0.9),
     "need calibration clients": lambda: prediction_sets.split_threshold([], 0.9),
     "a coverage of 1": lambda: prediction_sets.split_threshold([np.ones(3)] * 8, 1.0),
     "have the sum 1": lambda: prediction_sets.label_shift_thresholds(

@@ -12,9 +12,9 @@ those that calibrate or are tested,
     need(k)  = the least -ln(1 - level) that covers a share 1 - alpha of client k's points
     score    = -ln(1 - level) - a - b (facts of the client),  a and b by ridge regression of `need`
 
-with two facts, the mean of max p(y | x) and ln m.  Both kinds of scores use the client's own points
-in the same way for all of them and for all clients, so that thresholds by `prediction_sets` keep
-what they promise.
+with two facts, the share of points whose second class has p(y | x) > 0.2, and ln m.  Both kinds of
+scores use the client's own points in the same way for all of them and for all clients, so that
+thresholds by `prediction_sets` keep what they promise.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,7 @@ from flowdup.errors import CertificateError
 
 _LEAST = 1e-4  # of 1 - level, so that its logarithm is finite
 _RIDGE = 1.0  # in clients
+_LIKELY = 0.2  # of a second class
 _NONE = -1.0  # a threshold below all scores
 FEWEST_TO_FIT = 20  # clients, for two facts
 
@@ -106,4 +107,5 @@ def _stretched(probabilities: ArrayLike) -> Numbers:
 
 
 def _facts(probabilities: Numbers) -> Numbers:
-    return np.array([probabilities.max(1).mean(), np.log(len(probabilities))])
+    second = np.partition(probabilities, -2, axis=1)[:, -2]
+    return np.array([(second > _LIKELY).mean(), np.log(len(probabilities))])

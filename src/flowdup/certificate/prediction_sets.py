@@ -12,6 +12,8 @@ split      the 1 - alpha quantile of  sum over k, j of delta(s_kj) / ((K + 1) m_
 quantile   q_k = the least threshold that covers a share 1 - alpha of client k's points; the
 of         ceil((K + 1) (1 - beta))-th of them.  With probability 1 - beta a new client has at least
 quantiles  a share 1 - alpha of its own points covered (after Humbert et al., ICML 2023).
+floor      the larger of a split threshold and a quantile of quantiles for a smaller share: both
+           promises hold.
 label      the split quantile with weights w(y_kj) = q(y_kj) / pi(y_kj) and w(y) for the new point,
 shift      q the new client's label shares and pi the calibration clients' (Podkopaev, Ramdas, UAI
            2021).  Beware: it covers if p(x | y) is the same at all clients and q is known; with q
@@ -34,6 +36,7 @@ from flowdup.certificate.checks import Numbers
 from flowdup.errors import CertificateError
 
 Sets = NDArray[np.bool_]  # [points, classes]
+FLOOR_BELOW, FLOOR_SHARE = 0.05, 0.97  # how much less coverage, at what share of clients
 _SLACK = 1e-12  # of sums of weights
 _COVERAGES = tuple(percent / 100 for percent in range(50, 100))
 
@@ -103,6 +106,13 @@ def quantile_of_quantiles(
     if place > clients:
         raise _too_few(clients, coverage, client_share)
     return sorted(covering_scores(scores, coverage))[place - 1]
+
+
+def floor_threshold(scores: Sequence[Numbers], coverage: float) -> float:
+    """Covers so much on average, and 0.05 less at 97 % of clients, each by itself."""
+    least = max(coverage - FLOOR_BELOW, 0.5 * coverage)
+    own = quantile_of_quantiles(scores, least, FLOOR_SHARE)
+    return max(split_threshold(scores, coverage), own)
 
 
 def covering_scores(scores: Sequence[Numbers], coverage: float) -> list[float]:

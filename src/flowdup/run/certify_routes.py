@@ -13,7 +13,10 @@ from flowdup.certificate.client_quantile import error_of_share, share_curve
 from flowdup.certificate.held_out_clients import mean_error_bound
 from flowdup.certificate.own_thresholds import FEWEST_TO_FIT, FittedLevels, own_levels
 from flowdup.certificate.prediction_sets import (
+    FLOOR_BELOW,
+    FLOOR_SHARE,
     Sets,
+    floor_threshold,
     label_scores,
     label_shift_thresholds,
     make_sets,
@@ -138,13 +141,21 @@ def set_rows(
         "-own": (own_levels, False),
         "-em-own": (own_levels, True),
     }
+    best: MakeScores = own_levels
     if validation and len(validation.y) >= FEWEST_TO_FIT:
-        fitted = FittedLevels.fit(validation.probabilities(), validation.labels, coverage)
-        versions["-fitted"] = (fitted.scores, False)
+        best = FittedLevels.fit(validation.probabilities(), validation.labels, coverage).scores
+        versions["-fitted"] = (best, False)
     for version, (make, adjusted) in versions.items():
         threshold = split_threshold(own.label_scores(make, adjusted), coverage)
         sets = [make_sets(s, threshold) for s in test.scores(make, adjusted)] if test else None
         yield _set_row(version, threshold, test, data, delta, coverage, both, sets)
+    if len(own.y) * (1 - FLOOR_SHARE) >= FLOOR_SHARE:
+        floor = floor_threshold(own.label_scores(best), coverage)
+        sets = [make_sets(s, floor) for s in test.scores(best)] if test else None
+        also = (
+            f"{both}; also holds with {FLOOR_BELOW:.0%} less for {FLOOR_SHARE:.0%} of new clients"
+        )
+        yield _set_row("-floor", floor, test, data, delta, coverage, also, sets)
     scores = own.label_scores()
     quantile = quantile_of_quantiles(scores, coverage)
     mostly = f"{both}; holds for 90 % of new clients, each by itself"
