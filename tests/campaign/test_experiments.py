@@ -77,9 +77,9 @@ def test_a_table_expands_into_valid_runs(name: str, monkeypatch: pytest.MonkeyPa
     assert len({len(cell.candidates) for cell in table.cells}) == 1 or table.unequal
     for cell in table.cells:
         digests = {run.digest for c in cell.candidates for run in c.runs.values()}
-        assert len(digests) == len(cell.candidates) * len(table.seeds)
+        assert len(digests) == len(cell.candidates) * len({*cell.seeds, *table.search_seeds})
         for candidate in cell.candidates:
-            config = candidate.runs[table.seeds[0]].config
+            config = candidate.runs[cell.seeds[0]].config
             assert config.method.name in METHODS
             assert {config.model, *filter(None, [_backbone(config)])} <= set(MODELS)
             assert getattr(config.method.settings, "batch_size", config.client.batch_size) == (
@@ -240,6 +240,34 @@ def test_a_damaged_file_of_records_is_refused(line: str, tmp_path: Path) -> None
 def test_a_table_with_a_mistake_is_refused_in_a_sentence(change: str, to: str, clue: str) -> None:
     with pytest.raises(ConfigError, match=clue):
         small(change, to)
+
+
+def test_a_row_may_have_seeds_of_its_own() -> None:
+    table = small("[rows.one]", "[rows.one]\nseeds = [0, 1, 2, 3, 4]")
+    assert {cell.row: cell.seeds for cell in table.cells} == {
+        "one": (0, 1, 2, 3, 4),
+        "two": (0, 1, 2),
+    }
+    needed = plan([table], Records(Path("none"))).known.values()
+    assert {need.run.config.seed for need in needed} == {0}  # settings are not chosen yet
+    first = Records(Path("none"))
+    for cell in table.cells:
+        for candidate in cell.candidates:
+            first.add(record(candidate.runs[0].config, 50.0))
+    later = [need.run.config for need in plan([table], first).missing.values()]
+    assert sorted(config.seed for config in later) == [0, 0, 1, 1, 2, 2, 3, 4]
+    with pytest.raises(ConfigError, match=r"rows\.one\.seeds must be different whole numbers"):
+        small("[rows.one]", "[rows.one]\nseeds = [1, 1]")
+
+
+def test_a_column_may_have_a_preset_of_its_own() -> None:
+    change, line = '"p = 0.5" = {', '"p = 0.5" = { preset = "rotated-mnist", '
+    (cell,) = (cell for cell in small(change, line).cells if cell.row == "two")
+    config, preset = cell.candidates[0].runs[0].config, load_config("rotated-mnist")
+    assert (config.model, config.data.points) == (preset.model, preset.data.points)
+    assert (config.method.name, config.data.labeled_fraction) == ("fedavg", 0.5)  # on top of it
+    with pytest.raises(ConfigError, match="unknown preset 'rotated-mist'"):
+        small(change, line.replace("mnist", "mist"))
 
 
 def test_a_row_may_be_like_one_of_another_file(tmp_path: Path) -> None:

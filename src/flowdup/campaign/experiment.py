@@ -8,11 +8,13 @@
 
     [columns]                              # settings that a column has
     "p = 0.1" = { data = { labeled_fraction = 0.1 } }
+    "digits" = { preset = "digits" }       # or a preset of its own, under the rows' settings
 
     [rows.FedAvg]                          # a row has settings of its own on top
     settings = { method = { name = "fedavg" } }
     search = { "client.optimizer.lr" = [0.03, 0.1] }   # every combination is tried
     paper = [[47.9, 0.1]]                  # mean and deviation in every column; []: not there
+    seeds = [0, 1, 2, 3, 4]                # other seeds than the table's, where few say too little
 
     [rows."FedAvg, k = 200"]
     like = "other-table/FedAvg"            # settings and search of a row in a file beside this one
@@ -24,7 +26,7 @@ have equally many settings to choose from, or `unequal` must say why not.
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +43,7 @@ _KEYS = {
     **{"seeds": list, "search_seeds": list, "search_column": str, "support": list, "show": str},
     **{"embedding": dict, "settings": dict, "columns": dict, "rows": dict},
 }
-_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "like": str}
+_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "like": str, "seeds": list}
 _EMBEDDING_KEYS = {"row": str, "column": str, "by": str}
 
 
@@ -77,6 +79,7 @@ class Cell:
     row: str
     column: str
     candidates: tuple[Candidate, ...]
+    seeds: tuple[int, ...]  # that its mean is over
     paper: tuple[float, float] | None  # mean and deviation
     embedded: str = ""  # the trait that colours the clients' embeddings, where they are kept
 
@@ -97,7 +100,6 @@ class Experiment:
     preset: str
     reference: str
     unequal: str
-    seeds: tuple[int, ...]
     search_seeds: tuple[int, ...]
     search_column: str  # that decides for all; empty: each for itself
     support: tuple[int, ...]  # numbers of points that models are made from, too
@@ -106,6 +108,11 @@ class Experiment:
     rows: tuple[str, ...]
     search: dict[str, dict[str, list[Any]]]  # by row
     cells: tuple[Cell, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All that any cell has."""
+        return tuple(dict.fromkeys(seed for cell in self.cells for seed in cell.seeds))
 
     def decider(self, cell: Cell) -> Cell:
         """The cell of the same row whose search is decisive."""
@@ -200,13 +207,12 @@ def read_experiment(
         raise ConfigError(
             f"{name}.reference must be one of its rows {', '.join(known)}, not '{reference}'"
         )
-    base = merge(load_table(table["preset"]), table.get("settings", {}))
-    used = tuple(dict.fromkeys([*search_seeds, *all_seeds[: seeds or None]]))
-    cells = [
-        cell
-        for row, entry in table["rows"].items()
-        for cell in _row_cells(f"{name}.rows.{row}", row, entry, base, table, used, engine)
-    ]
+    cells = []
+    for row, entry in table["rows"].items():
+        where = f"{name}.rows.{row}"
+        _check_keys(as_table(entry, where), _ROW_KEYS, where)
+        own = _seeds(entry.get("seeds", list(all_seeds)), f"{where}.seeds")[: seeds or None]
+        cells += _row_cells(where, row, entry, table, own, search_seeds, engine)
     sizes = {len(cell.candidates) for cell in cells}
     if len(sizes) > 1 and "unequal" not in table:
         raise ConfigError(
@@ -217,7 +223,6 @@ def read_experiment(
         name,
         **{key: table.get(key, "") for key in ("title", "paper", "note", "preset", "reference")},
         unequal=table.get("unequal", ""),
-        seeds=all_seeds[: seeds or None],
         search_seeds=search_seeds,
         search_column=search_column,
         support=support,
@@ -233,12 +238,11 @@ def _row_cells(
     where: str,
     row: str,
     entry: Any,
-    base: Table,
     table: Table,
-    seeds: Sequence[int],
+    seeds: tuple[int, ...],
+    search_seeds: tuple[int, ...],
     engine: Sequence[str],
 ) -> list[Cell]:
-    _check_keys(as_table(entry, where), _ROW_KEYS, where)
     columns, search = table["columns"], entry.get("search", {})
     paper = entry.get("paper", [[]] * len(columns))
     if len(paper) != len(columns):
@@ -252,19 +256,24 @@ def _row_cells(
     _check_keys(figure, _EMBEDDING_KEYS, "embedding")
     cells = []
     for number, (column, change) in enumerate(columns.items()):
-        own = merge(merge(base, entry.get("settings", {})), as_table(change, f"columns.{column}"))
+        own = dict(as_table(change, f"columns.{column}"))
+        base = load_table(own.pop("preset", table["preset"]))
+        for over in (table.get("settings", {}), entry.get("settings", {}), own):
+            base = merge(base, over)
         candidates = tuple(
-            _candidate(own, dict(zip(search, values, strict=True)), seeds, engine)
+            _candidate(
+                base, dict(zip(search, values, strict=True)), {*search_seeds, *seeds}, engine
+            )
             for values in itertools.product(*search.values())
         )
         embedded = (figure.get("row"), figure.get("column")) == (row, column)
         by = figure.get("by", "rotation") if embedded else ""
-        cells.append(Cell(row, column, candidates, _pair(paper[number], where), by))
+        cells.append(Cell(row, column, candidates, seeds, _pair(paper[number], where), by))
     return cells
 
 
 def _candidate(
-    settings: Table, searched: dict[str, Any], seeds: Sequence[int], engine: Sequence[str]
+    settings: Table, searched: dict[str, Any], seeds: Iterable[int], engine: Sequence[str]
 ) -> Candidate:
     table = dict(settings)
     for key, value in searched.items():

@@ -63,11 +63,11 @@ def write_results(experiment: Experiment, records: Records, folder: Path) -> Pat
 def _cell(experiment: Experiment, cell: Cell, records: Records) -> dict[str, Any]:
     choice = choose(experiment, cell, records)
     shown = choice.candidate or cell.candidates[0]
-    config = shown.runs[experiment.seeds[0]].config
+    config = shown.runs[cell.seeds[0]].config
     found: dict[int, Record] = {}
     failed: dict[str, str] = {}
     if choice.candidate:
-        for seed in experiment.seeds:
+        for seed in cell.seeds:
             record = records.get(choice.candidate.runs[seed]) or {}
             if "test" in record:
                 found[seed] = record
@@ -130,7 +130,7 @@ def _differences(cell: dict[str, Any], reference: dict[str, Any]) -> dict[str, A
 
 def _embedding(experiment: Experiment, cell: Cell, records: Records) -> Record | None:
     chosen = choose(experiment, cell, records).candidate
-    record = records.get(chosen.runs[experiment.seeds[0]]) if chosen else None
+    record = records.get(chosen.runs[cell.seeds[0]]) if chosen else None
     found: Record | None = record.get("embedding") if record else None
     return found
 

@@ -86,9 +86,9 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
                         need = Need(title, candidate.runs[seed], False)
                         turns.setdefault(turn, []).append(need)
             if choice.candidate is None:
-                later += 0 if choice.complete else len(experiment.seeds)
+                later += 0 if choice.complete else len(cell.seeds)
                 continue
-            for turn, seed in enumerate(experiment.seeds):
+            for turn, seed in enumerate(cell.seeds):
                 embedded = cell.embedded if turn == 0 else ""
                 title = f"{experiment.name}: {cell.title}, seed {seed}"
                 run = choice.candidate.runs[seed]
