@@ -174,11 +174,13 @@ def test_what_other_clients_teach_about_thresholds_keeps_coverage_and_a_floor() 
     """Fitted to 40 clients, calibrated on 35 others: 80 % on average, 75 % at 97 % of clients, and
     small clients fare better than without; calibrated on points that the model has seen, neither.
     """
-    fitted = FittedLevels.fit(*zip(*too_sure_clients(default_rng(1), 40), strict=True), 0.8)
+    teachers = too_sure_clients(default_rng(1), 40)
+    fitted = FittedLevels.fit([p for p, _ in teachers], [y for _, y in teachers], 0.8)
 
     def coverages(draw: Generator) -> tuple[float, ...]:
         clients = too_sure_clients(draw, 36)
-        tables = {make: [make(p) for p, _ in clients] for make in (own_levels, fitted.scores)}
+        makers: tuple[MakeScores, ...] = (own_levels, fitted.scores)
+        tables = {make: [make(p) for p, _ in clients] for make in makers}
         seen = [np.where(draw.random(len(y)) < 0.5, p.argmax(1), y) for p, y in clients]
         labels = [y for _, y in clients]
 

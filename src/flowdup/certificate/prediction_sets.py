@@ -143,7 +143,8 @@ def label_shift_thresholds(
     reached = np.cumsum(weights[order])
     wanted = coverage * (reached[-1] + ratio)  # the new point's own weight lies at infinity
     place = np.searchsorted(reached, wanted - _SLACK * wanted, side="left")
-    return np.append(values[order], np.inf)[place]
+    thresholds: Numbers = np.append(values[order], np.inf)[place]
+    return thresholds
 
 
 def make_sets(scores: ArrayLike, threshold: float | Numbers) -> Sets:

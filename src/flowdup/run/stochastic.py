@@ -7,6 +7,7 @@ can be bounded from samples.  Beware of clipping around psi_r: that has seen lab
 to be paid for as psi_h is.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -76,7 +77,7 @@ class StochasticPredictor:
 
         A client may be named several times.
         """
-        found = []
+        found: list[Sample] = []
         for group, mean, answers in self._drawn(clients, noise, predicts=True):
             wrong = [
                 float((own[: len(c)] != c.labels)[c.labels >= 0].double().mean())
@@ -100,7 +101,7 @@ class StochasticPredictor:
         def one(own: Params, x: Tensor, present: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
             mean = self.method.h(self.psi | own, x, present)
             norm = mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
-            mean = mean * (noise.radius_squared**0.5 / norm).clamp(max=1)
+            mean = mean * (math.sqrt(noise.radius_squared) / norm).clamp(max=1)
             if not predicts:
                 return mean, mean.new_zeros(0)
             return mean, self.method.f(self.method.subspace(mean + around), x).argmax(-1)
@@ -133,7 +134,7 @@ class StochasticPredictor:
         drawn = torch.randn(
             (count, *mean.shape), generator=self.noise, dtype=mean.dtype, device=mean.device
         )
-        return mean + drawn * variance**0.5
+        return mean + drawn * math.sqrt(variance)
 
 
 def as_flowdup(method: Method) -> FLowDUP:
