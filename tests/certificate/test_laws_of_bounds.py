@@ -84,6 +84,17 @@ def test_the_papers_bound(
     assert level.bound <= risk + pac_bayes.hypernetwork_term(a, clients, delta) + 1e-6
 
 
+@given(risks, st.integers(1, 300), st.integers(2, 300), deltas)
+def test_serflings_bound(risk: float, labeled: int, rest: int, delta: float) -> None:
+    clients, more = (Clients(labeled + i, labeled + rest, 1.0) for i in (0, 1))
+    here = pac_bayes.serfling_bound(risk, clients, delta)
+    assert risk <= here.bound <= here.terms["unlabeled"] + SLACK
+    assert pac_bayes.serfling_bound(risk, more, delta).bound <= here.bound
+    assert pac_bayes.serfling_bound(risk, clients, delta / 2).bound >= here.bound
+    margin = pac_bayes.serfling_margin(labeled, labeled + rest, delta)
+    assert margin <= math.sqrt(math.log(1 / delta) / (2 * labeled))  # Hoeffding, with replacement
+
+
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=9), st.integers(1, 99))
 def test_complexity_grows_with_distances_and_k(distances: list[float], k: int) -> None:
     def c(distances: list[float], k: int, psi_r: float) -> float:

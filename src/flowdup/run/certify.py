@@ -91,7 +91,7 @@ def certify_run(
         "pac-bayes": [
             lambda: training_rows(run),
             lambda: certify_prior.learned_prior_rows(run),
-            lambda: iter([certify_prior.held_out_row(run, aside, new)]),
+            lambda: iter([certify_prior.same_prior_row(run, aside, new)]),
         ],
     }
     rows: list[Row] = []

@@ -64,7 +64,7 @@ def learned_prior_rows(run: Trained) -> Iterator[Row]:
     yield _serfling_row(run, prior)
 
 
-def held_out_row(run: Trained, aside: Sequence[ClientData], measured: float | None) -> Row:
+def same_prior_row(run: Trained, aside: Sequence[ClientData], measured: float | None) -> Row:
     """Prior and posterior are N(psi, alpha I) over h2, learned from all training clients, and the
     divergence is 0: a bound by clients that were set aside, dressed as PAC-Bayes.
     """
@@ -126,8 +126,8 @@ def _moved_row(run: Trained, prior: LearnedPrior, random: str, name: str) -> Row
     tried = []
     for s, predictor in predictors.items():
         for alpha in ALPHA:
-            if bound(0.0, s, alpha).terms["unlabeled"] >= 1:  # nothing that it starts from helps
-                continue
+            if s > 0 and bound(0.0, s, alpha).terms["unlabeled"] >= 1:
+                continue  # whatever it starts from, the way there costs too much
             trial = predictor.samples(prior.rest, Noise(alpha, 0.0, math.inf), _PILOT)
             risk = float(np.mean([sample.error for sample in trial]))
             tried.append((bound(risk, s, alpha).terms["unlabeled"], s, alpha))
