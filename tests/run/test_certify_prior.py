@@ -10,6 +10,7 @@ import torch
 
 from flowdup.config import read_config
 from flowdup.errors import CertificateError, ConfigError
+from flowdup.personalize import load
 from flowdup.run import RunFolder, Simulation, certify_run, train_run
 from flowdup.run.certify_prior import ALPHA
 
@@ -108,11 +109,36 @@ def test_a_prior_that_cannot_judge_is_refused(
     out = trained(tmp_path / "run", settings(fraction, prior=str(prior), **change))
     rows = certify_run(out, draws=5)["certificate"]
     refused = " ".join(row["refused"] for row in rows)
-    wanted = "has other clients than this run" if change else "at least 20 with and 20 without"
+    wanted = "has other clients" if change else "at least 20 with and 20 without"
     assert wanted in refused
     if change:
-        with pytest.raises(CertificateError, match="begin with that"):
+        with pytest.raises(CertificateError, match="and from nothing"):
             certify_run(out, ["pac-bayes"], draws=5)
+
+
+def test_a_warm_start_from_fewer_labels_pays_nothing_for_theta_0_and_the_trunk(
+    tmp_path: Path,
+) -> None:
+    start = trained(tmp_path / "fedavg", settings(0.2, method={"name": "fedavg"}))
+    out = trained(tmp_path / "run", settings(0.5, start=str(start)))
+    rows = {row["route"]: row for row in certify_run(out, ["pac-bayes"], draws=10)["certificate"]}
+    names = ("pac-bayes-prior", "pac-bayes-prior-h2", "pac-bayes-prior-serfling")
+    assert tuple(rows) == (*names, "pac-bayes-held-out")
+    assert all(rows[name]["terms"]["known"] == 18 for name in names)
+    simulation, state = Simulation.resume(RunFolder(out).read_config(), RunFolder(out).kept)
+    began = simulation.initial_state().psi
+    moved = sum(float((state.psi[n] - p).square().sum()) for n, p in began.items() if n[0] == "h")
+    assert rows["pac-bayes-prior"]["terms"]["squared_distance"] == pytest.approx(moved, rel=1e-4)
+
+
+def test_a_start_that_is_no_run_has_seen_who_knows_whose_labels(tmp_path: Path) -> None:
+    model = trained(tmp_path / "fedavg", settings(0.2, method={"name": "fedavg"}))
+    x = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    load(model).personalize(x).save(tmp_path / "model.safetensors")
+    start = str(tmp_path / "model.safetensors")
+    out = trained(tmp_path / "run", settings(0.5, start=start))
+    with pytest.raises(CertificateError, match="no prior is free of their labels"):
+        certify_run(out, ["pac-bayes"], draws=5)
 
 
 def test_a_prior_of_another_federation_is_refused(prior: Path) -> None:

@@ -89,7 +89,7 @@ def certify_run(
         "client-quantile": [lambda: iter([quantile_row(own, new, data, delta, share)])],
         "prediction-sets": [lambda: set_rows(own, test, validation, data, delta, coverage)],
         "pac-bayes": [
-            lambda: training_rows(run),
+            lambda: iter(()) if config.start else training_rows(run),  # it has seen labels
             lambda: certify_prior.learned_prior_rows(run),
             lambda: iter([certify_prior.same_prior_row(run, aside, new)]),
         ],

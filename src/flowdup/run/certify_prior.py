@@ -1,11 +1,12 @@
 """PAC-Bayes bounds whose prior was learned: from a part of the labeled clients, or beside them all.
 
-A run that began from another's psi (`prior`), which had the labels of fewer clients, pays for its
-way from there alone.  Who has labels is drawn once, in an order of which each run takes a beginning
+A run that began from another's psi (`prior`), or from the model that another learned for everyone
+(`start`: theta_0 and the trunk of h1), which had the labels of fewer clients, pays for its way from
+there alone.  Who has labels is drawn once, in an order of which each run takes a beginning
 (`data/labels.py`), so that the labeled clients whom the prior did not know, the rest, are drawn at
 random from all whom it did not know:
 
-    prior      N(psi_0, alpha I),  psi_0 the other run's
+    prior      N(psi_0, alpha I),  psi_0 where training began
     posterior  N(psi_0 + s (psi - psi_0), alpha I),  KL = s^2 ||psi - psi_0||^2 / (2 alpha)
 
 and `pac_bayes.transductive_bound` holds with the rest as its labeled clients.  It holds for all s
@@ -33,9 +34,8 @@ from flowdup.random import Stream
 from flowdup.run.certify_routes import Answers, Row
 from flowdup.run.folder import RunFolder
 from flowdup.run.origin import check_clients, listing_of, stored_config
-from flowdup.run.start import load_prior
 from flowdup.run.stochastic import Noise, StochasticPredictor, squared_distance
-from flowdup.run.trained import OWN_POINTS, RANDOM_LABELS, Trained
+from flowdup.run.trained import OWN_POINTS, RANDOM_LABELS, SEEN_LABELS, Trained
 
 ALPHA = tuple(10.0**-power for power in range(2, 10))
 STEPS = (0.0, 0.001, 0.01, 0.1, 1.0)  # s
@@ -55,7 +55,7 @@ class LearnedPrior:
 
 def learned_prior_rows(run: Trained) -> Iterator[Row]:
     """Bounds by the labeled clients whom the prior did not know; none where there is no prior."""
-    if not run.config.prior:
+    if not run.config.prior and not run.config.start:
         return
     run.check_random_labels()
     prior = _find_prior(run)
@@ -91,14 +91,17 @@ def same_prior_row(run: Trained, aside: Sequence[ClientData], measured: float | 
 
 def _find_prior(run: Trained) -> LearnedPrior:
     """Refused where the order of labels does not make the rest a random sample."""
-    folder = RunFolder(Path(run.config.prior))
+    folder = RunFolder(Path(run.config.prior or run.config.start))
+    if not folder.started:
+        raise CertificateError(SEEN_LABELS)
     config = stored_config(folder)
     same = replace(config.data, labeled_fraction=run.config.data.labeled_fraction)
-    if config.seed != run.config.seed or same != run.config.data or config.prior:
+    earlier = config.prior or config.start
+    if config.seed != run.config.seed or same != run.config.data or earlier:
         raise CertificateError(
-            f"the prior {folder.path} has other clients than this run, or a prior of its own: "
-            "train both from the same data and seed, the prior with a smaller "
-            "data.labeled_fraction, and begin with that"
+            f"{folder.path}, where this run began, has other clients, or began elsewhere itself: "
+            "train both from the same data and seed, that one with a smaller "
+            "data.labeled_fraction and from nothing"
         )
     population = load_population(config.data, Stream(config.seed).child("data"))
     check_clients(folder, listing_of(population))
@@ -107,9 +110,7 @@ def _find_prior(run: Trained) -> LearnedPrior:
     rest = [client for client in unknown if client.labeled]
     clients = Clients(len(rest), len(unknown), harmonic_mean([*map(len, unknown)]))
     pac_bayes.begin_t(clients.labeled, clients.all)
-    device = next(iter(run.psi.values())).device
-    psi = load_prior(folder.path, run.simulation.federation)
-    return LearnedPrior({n: p.to(device) for n, p in psi.items()}, rest, clients, len(known))
+    return LearnedPrior(run.simulation.initial_state().psi, rest, clients, len(known))
 
 
 def _moved_row(run: Trained, prior: LearnedPrior, random: str, name: str) -> Row:

@@ -14,6 +14,12 @@ from flowdup.run.stochastic import as_flowdup
 OWN_POINTS = "about the own points of training clients without labels"
 RANDOM_LABELS = "who has labels was drawn at random from all training clients; losses in [0, 1]"
 
+SEEN_LABELS = (
+    "the hypernetwork began from weights that labeled clients had trained, so that no prior is "
+    "free of their labels: train without stages, and `start` from nothing or from a run with the same "
+    "data, seed and fewer labels; or use the route held-out-clients"
+)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -51,12 +57,8 @@ class Trained:
         """
         as_flowdup(self.simulation.method)
         data = self.config.data
-        if self.simulation.stage or self.config.start:
-            raise CertificateError(
-                "the hypernetwork began from weights that labeled clients had trained, so that no "
-                "prior is free of their labels: train without `start` and stages, or use the route "
-                "held-out-clients"
-            )
+        if self.simulation.stage:
+            raise CertificateError(SEEN_LABELS)
         if data.labeled_traits.allowed or data.lazy:
             raise CertificateError(
                 "who has labels was not drawn at random from all training clients: train without "
