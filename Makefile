@@ -28,11 +28,20 @@ else ifdef TORCH
 REPIN := s/^torch==.*/torch==$(TORCH)/
 endif
 
+# The page: where it is built to, what from, and a bundle to show it with.
+PAGE := src/flowdup/page/index.html
+NODE := web/node_modules/.installed
+WEB_SOURCES := $(shell find web/src web/public -type f) web/index.html web/package.json web/vite.config.ts
+SAMPLE := runs/sample/bundle
+CHROMIUM ?= /usr/bin/chromium
+BROWSER_RESULT ?= runs/web/browser.json
+
 # Files that a machine without a GPU cannot run.
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-federation federation-demo web-test test-gpu mutants torture fuzz \
+.PHONY: help demo test test-peers test-federation federation-demo web web-page web-test web-unit \
+	web-browser test-gpu mutants torture fuzz \
 	lint coverage tables docs bench bench-gpu peers wheels wheel-check
 
 help:  ## this list
@@ -48,17 +57,47 @@ mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTAN
 	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
 
 # NVIDIA FLARE has 40 dependencies, so it has an environment of its own.
-test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 8 minutes
+test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 6 minutes
 	$(FEDERATION)/bin/pytest --override-ini "addopts=-q" tests/federation
 
 federation-demo: $(FEDERATION)/.installed  ## seven processes, one is killed: runs/federation-demo
 	$(FEDERATION)/bin/python -m flowdup.federation.demo
 
-web-test: $(INSTALLED)  ## the TypeScript in web/ against bundles that Python makes; needs npm
-	cd web && npm install --no-save --no-audit --no-fund
+web: web-page $(SAMPLE)  ## the page and a sample for it; then: flowdup serve runs/sample/bundle
+	@echo "see it by: $(VENV)/bin/flowdup serve $(SAMPLE)"
+
+web-page: $(PAGE)  ## the page of `flowdup serve`, into the package; needs npm
+
+$(PAGE): $(NODE) $(WEB_SOURCES)
+	cd web && npm run --silent build && touch ../$(PAGE)
+
+$(NODE): web/package-lock.json
+	cd web && npm install --no-save --no-audit --no-fund --loglevel=error && touch ../$(NODE)
+
+# Rotated digits that come with scikit-learn: a minute.
+runs/sample/run: | $(INSTALLED)
+	rm -rf runs/sample
+	$(VENV)/bin/python -m flowdup train digits-plus --out runs/sample/unfinished
+	mv runs/sample/unfinished $@
+
+$(SAMPLE): runs/sample/run
+	$(VENV)/bin/python -m flowdup export $< --out $@ --samples 8
+
+web-test: web-unit web-browser  ## the TypeScript against Python, and the page in Chromium; 3 minutes
+
+web-unit: $(INSTALLED) $(NODE)
 	rm -rf runs/bundles
 	$(VENV)/bin/python tests/export/bundles.py runs/bundles
-	cd web && npx tsc --noEmit && FLOWDUP_BUNDLES=../runs/bundles npx vitest run
+	cd web && npx tsc --noEmit && FLOWDUP_BUNDLES=../runs/bundles npm test --silent
+
+# What it measures goes to BROWSER_RESULT, screenshots to runs/web/shots.
+web-browser: $(INSTALLED) $(PAGE) $(SAMPLE)
+	@test -x $(CHROMIUM) || { echo "no Chromium at $(CHROMIUM): apt-get install chromium, or CHROMIUM=PATH"; false; }
+	rm -rf runs/web && mkdir -p runs/web/shots
+	$(VENV)/bin/python tests/web/fixtures.py runs/web runs/sample/run $(SAMPLE)
+	cd web && CHROMIUM=$(CHROMIUM) FLOWDUP="$(abspath $(VENV))/bin/python -m flowdup" \
+		FLOWDUP_BUNDLE=../$(SAMPLE) FLOWDUP_KNOWN=../runs/web FLOWDUP_SHOTS=../runs/web/shots \
+		FLOWDUP_RESULT=../$(BROWSER_RESULT) npm run --silent test:browser
 
 # In an environment apart: pfl pins packages of its own.
 test-peers: $(PEERS)/.installed  ## FedAvg against Apple's pfl
@@ -77,7 +116,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate:tests/export:tests/federation $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate:tests/export:tests/federation:tests/web $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran

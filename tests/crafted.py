@@ -46,9 +46,9 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
 
 def write_model(path: Path, about: str, weights: dict[str, Tensor]) -> None:
     """A personal model's file with a right digest."""
-    from flowdup.personalize import _digest  # noqa: PLC0415
+    from flowdup.personal_model import weights_digest  # noqa: PLC0415
 
-    path.write_bytes(save(weights, {"flowdup": about, "sha256": _digest(about, weights)}))
+    path.write_bytes(save(weights, {"flowdup": about, "sha256": weights_digest(about, weights)}))
 
 
 def table_of(content: bytes) -> dict[str, Any]:

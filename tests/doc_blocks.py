@@ -32,7 +32,7 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SECONDS = 180  # for one command or block, on a busy machine
-_FEW = ("data.train_clients=40", "data.validation_clients=10", "data.test_clients=10")
+_FEW = ("data.train_clients=40", "data.validation_clients=20", "data.test_clients=10")
 SMALLER = {  # so that pages take seconds: what a page says, and what is run
     r'"server\.rounds=300"': ", ".join(f'"{each}"' for each in ("server.rounds=2", *_FEW)),
     r"server\.rounds=300": "server.rounds=2",

@@ -20,7 +20,7 @@ def run(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 def test_some_cases_of_every_kind_are_answered_by_flowdup_itself(tmp_path: Path) -> None:
     code, found = run(tmp_path / "fuzz.json", "--cases", "60")
     assert code == 0, found["failed"]
-    assert found["failures"] == 0 and len(found["kinds"]) == 17
+    assert found["failures"] == 0 and len(found["kinds"]) == 18
     assert sum(row["refused"] for row in found["kinds"].values()) > 20
     assert {"seed", "device", "versions", "commit", "peak_bytes", "limits"} <= found.keys()
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flowdup.aggregation import AggregationConfig, robust
+from flowdup.checkpoint import save_checkpoint
 from flowdup.config import Config, Stage, read_config
-from flowdup.errors import ConfigError
-from flowdup.messages import Reply
+from flowdup.engines import Engine, Roster, SupportQuery
+from flowdup.errors import CheckpointError, ConfigError
+from flowdup.messages import Reply, Task
 from flowdup.methods import MethodConfig
 from flowdup.params import Params, pack
 from flowdup.privacy import (
@@ -220,6 +224,47 @@ def test_every_round_tells_epsilon_and_the_run_folder_keeps_it(tmp_path: Path) -
     assert told == pytest.approx(wanted, abs=1e-4)
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epsilon"] for line in lines] == told
+
+
+class Shrinking:
+    """An engine that reaches fewer clients from its third round on."""
+
+    def __init__(self, engine: Engine, roster: Roster) -> None:
+        self.engine, self.rosters = engine, [engine.roster, engine.roster, roster, roster]
+        self.round = 0
+
+    @property
+    def roster(self) -> Roster:
+        return self.rosters[self.round]
+
+    def train(self, task: Task) -> Iterator[Reply]:
+        self.round += 1
+        return self.engine.train(task)
+
+    def logits(self, params: Params, pairs: Sequence[SupportQuery]) -> list[Tensor]:
+        return self.engine.logits(params, pairs)
+
+
+def test_a_round_of_fewer_clients_costs_what_it_costs_and_no_less() -> None:
+    made = Simulation(private())
+    few = Roster(made.engine.roster.labeled_ids[:8], made.engine.roster.unlabeled_ids)
+    made.engine = Shrinking(made.engine, few)
+    told = [metrics["epsilon"] for _, metrics in made.rounds(made.initial_state())]
+    halves = [PrivateRounds(2.0, (Draw(5, n), Draw(0, 0)), 2) for n in (40, 8)]
+    assert told[1] == pytest.approx(epsilon(halves[:1], 1e-3), abs=1e-4)
+    assert told[3] == pytest.approx(epsilon(halves, 1e-3), abs=1e-4)
+    assert told[3] > 1.5 * spent(2.0, Draw(5, 40), 4, 1e-3)  # as if nobody had left
+
+
+def test_epsilon_goes_on_from_the_draws_in_the_checkpoint(tmp_path: Path) -> None:
+    made = Simulation(private())
+    *_, (state, metrics) = made.rounds(made.initial_state())
+    save_checkpoint(tmp_path, made.federation, state)
+    assert made.load_state(tmp_path).released == state.released
+    assert made.epsilon(state) == pytest.approx(metrics["epsilon"], abs=1e-4)
+    save_checkpoint(tmp_path, made.federation, replace(state, released=()))
+    with pytest.raises(CheckpointError, match="no epsilon could be told"):
+        made.load_state(tmp_path)
 
 
 def test_a_run_with_a_secret_goes_on_to_the_same_bits(tmp_path: Path) -> None:

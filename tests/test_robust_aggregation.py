@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -192,7 +193,7 @@ ATTACKS: dict[str, Attack] = {
 DEFENCES: dict[str, dict[str, Any]] = {
     "mean": {},
     "clipped": {"norm_bound": 0.2},
-    "trimmed": {"name": "trimmed-mean"},
+    "trimmed": {"name": "trimmed-mean"},  # as the page has it
     "median": {"name": "median"},
 }
 
@@ -212,31 +213,16 @@ class Attacked:
 
 
 def six_clients(aggregation: dict[str, Any]) -> Config:
-    return read_config(
-        {
-            "model": "mlp",
-            "method": {"name": "fedavg"},
-            "data": {
-                "source": "digits",
-                "train_clients": 6,
-                "validation_clients": 0,
-                "test_clients": 30,
-                "points": 300,
-                "classes_per_client": 10,
-                "overlap": True,
-            },
-            "client": {"batch_size": 60, "optimizer": {"lr": 0.2}},
-            "server": {
-                "rounds": 80,
-                "cohort": 6,
-                "replacement": False,
-                "lr_decay_fraction": 0.7,
-                "optimizer": {"name": "sgd", "lr": 1.0},
-                "aggregation": aggregation,
-            },
-            "engine": {"name": "sequential", "device": "cpu"},
-        }
-    )
+    """What docs/howto/privacy.md says to train with, but for the aggregation."""
+    table = documented("six-nodes.toml")
+    table["server"]["aggregation"] = aggregation
+    return read_config(table | {"engine": {"name": "sequential", "device": "cpu"}})
+
+
+def documented(title: str) -> dict[str, Any]:
+    page = (Path(__file__).parents[1] / "docs/howto/privacy.md").read_text()
+    found: dict[str, Any] = tomllib.loads(page.split(f'toml title="{title}"\n')[1].split("```")[0])
+    return found
 
 
 @cache

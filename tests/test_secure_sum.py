@@ -108,7 +108,7 @@ def test_a_member_itself_refuses_to_reveal_for_too_few() -> None:
     with pytest.raises(MessageError, match="survivors that cannot be"):
         fresh.members[0].reveal({0, 1, 2, 99})
     fresh.members[0].reveal({0, 1, 2, 3})
-    with pytest.raises(MessageError, match="survivors that cannot be"):
+    with pytest.raises(MessageError, match="twice to reveal"):
         fresh.members[0].reveal({0, 1, 2, 3, 4})  # once: both secrets of 4 would be known
 
 
@@ -125,6 +125,17 @@ def chi_square(numbers: NDArray[np.uint32]) -> float:
     counts = np.bincount(numbers.view(np.uint8), minlength=256)
     expected = counts.sum() / 256
     return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_a_member_masks_once_since_two_sets_of_numbers_would_tell_their_difference() -> None:
+    numbers: list[Numbers] = [np.arange(5, dtype=np.uint32) for _ in range(4)]
+    fresh = Sum(numbers, 3)
+    inbox = route({n: m.share(fresh.keys) for n, m in fresh.members.items()})
+    fresh.members[0].mask(numbers[0], inbox[0])
+    with pytest.raises(MessageError, match="twice to mask"):
+        fresh.members[0].mask(np.zeros(5, np.uint32), inbox[0])
+    with pytest.raises(MessageError, match="twice to share"):
+        fresh.members[0].share(fresh.keys)
 
 
 def test_what_the_coordinator_sees_of_a_member_is_uniform_and_without_masks_it_is_not() -> None:

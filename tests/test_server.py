@@ -19,9 +19,10 @@ from flowdup.messages import Reply, Task
 from flowdup.methods import METHODS, Params, register_method
 from flowdup.methods.fedavg import FedAvg
 from flowdup.optimizers import OptimizerConfig
+from flowdup.privacy import Draw
 from flowdup.random import Stream
 from flowdup.run import train_run
-from flowdup.server import ServerConfig, initial_state, sample_cohort, train
+from flowdup.server import ServerConfig, cohort_draws, initial_state, sample_cohort, train
 
 
 def roster(yes: int, no: int) -> Roster:
@@ -111,6 +112,16 @@ def test_too_few_clients_in_a_range_are_an_error_with_a_remedy() -> None:
         sample_cohort(config, Roster(range(5), range(5, 55)), True, Stream(0))
     with pytest.raises(TrainingError, match="no training client has a label"):
         sample_cohort(config, Roster(range(0), range(5)), True, Stream(0))
+
+
+def test_while_clients_are_away_a_cohort_is_of_those_who_are_there() -> None:
+    config = ServerConfig(cohort=10, alpha=0.6, replacement=False)
+    few = Roster(range(4), range(4, 50), away=7)
+    assert cohort_draws(config, few, True) == (Draw(4, 4), Draw(4, 46))
+    assert sorted(sample_cohort(config, few, True, Stream(0)))[:4] == [0, 1, 2, 3]
+    assert len(sample_cohort(config, few, True, Stream(0))) == 8
+    with pytest.raises(ConfigError, match="6 labeled clients and there are 4"):
+        sample_cohort(config, few._replace(away=0), True, Stream(0))
 
 
 def test_no_labeled_client_at_all_is_an_error() -> None:

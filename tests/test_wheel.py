@@ -1,4 +1,6 @@
-"""What the wheel holds: every file of the package, presets and experiments, and its commit."""
+"""What the wheel holds: every file of the package, presets, experiments, its commit, and the page
+if that was built.
+"""
 
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from flowdup.provenance import commit
 from flowdup.version import __version__
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "src/flowdup/page"  # there if `make web-page` was run
 
 
 def git(*words: str) -> str:
@@ -35,8 +38,9 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: ZipFile) ->
     tracked = git("ls-files", "--cached", "--others", "--exclude-standard", "src/flowdup")
     package = {path.removeprefix("src/") for path in tracked.splitlines() if (ROOT / path).exists()}
     tables = {f"flowdup/experiments/{path.name}" for path in (ROOT / "experiments").glob("*.toml")}
+    page = {path.relative_to(ROOT / "src").as_posix() for path in PAGE.rglob("*") if path.is_file()}
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert found == package | tables | {"flowdup/commit.txt"}
+    assert found == package | tables | page | {"flowdup/commit.txt"}
     assert {"flowdup/presets/demo.toml", "flowdup/py.typed", "flowdup/cli.py"} <= found
 
 

@@ -18,12 +18,22 @@ sys.path.insert(0, str(HERE / "benchmarks"))
 
 from accuracy import demo, in_detail, methods, other_data, precision, privacy  # noqa: E402
 from certified import by_k, by_p, certificates, pac_bayes, prediction_sets  # noqa: E402
+from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
 from reproduced import main_table, reproduced  # noqa: E402
-from speed import benched, personalizing, population, rounds, start_up  # noqa: E402
+from speed import (  # noqa: E402
+    across_machines,
+    benched,
+    browser,
+    personalizing,
+    population,
+    rounds,
+    start_up,
+)
 
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: dict[str, Callable[[Results], str]] = {
+    "browser": browser,
     "demo": demo,
     "methods": methods,
     "other-data": other_data,
@@ -71,10 +81,13 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "certified-k": by_k,
     "certified-p": by_p,
     "start-up": start_up,
+    "federation": across_machines,
     "personalizing": personalizing,
     "population": population,
     "bench-cpu": partial(benched, file="cpu"),
     "bench-gpu": partial(benched, file="gpu"),
+    "set-sizes": set_sizes,
+    "foreign": foreign,
     "main": main_table,
     "reproduced": reproduced,
     "detail-cifar10": partial(in_detail, file="first-look", data="cifar10"),

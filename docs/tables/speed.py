@@ -54,6 +54,28 @@ def start_up(results: Results) -> str:
     return grid([next(iter(rows.values()))["device"], "seconds"], body)
 
 
+def across_machines(results: Results) -> str:
+    """What `make federation-demo` measured."""
+    (row,) = rows = results.bench("federation-demo")
+    apart = row["max_difference_to_simulation"]
+    up, down = (row[f"bytes_{way}_per_client"] / 1e6 for way in ("up", "down"))
+    took_part = ", ".join(map(str, row["rounds_of_killed_node"]))
+    body = [
+        ["seconds per round, median", f"{row['seconds_per_round']:.2f}"],
+        ["largest difference of psi to the simulator's", f"{apart:.1e}"],
+        [
+            f"seconds until round {row['round_of_kill']} went on after kill -9 of a node",
+            f"{row['seconds_until_round_went_on_after_kill']:.1f}",
+        ],
+        ["rounds that this node took part in", took_part],
+        ["MB up and down, per client and round", f"{up:.2f}, {down:.2f}"],
+        ["seconds for all of it", f"{row['seconds']:.0f}"],
+    ]
+    nodes, numbers = row["nodes"], row["parameters"]
+    head = f"{nodes} nodes, {numbers:,} numbers in psi, {row['rounds']} rounds"
+    return f"{grid([head, ''], body)}\n{origins(rows)}"
+
+
 def personalizing(results: Results) -> str:
     ways = {
         "h1 forward": "one forward pass of h1",
@@ -79,6 +101,18 @@ def personalizing(results: Results) -> str:
     devices = [next(iter(rows.values()))["device"] for rows in found]
     head = [text for device in devices for text in (f"{device}, ms", "times h1")]
     return grid(["from 100 images", *head], body)
+
+
+def browser(results: Results) -> str:
+    (row,) = results.bench("browser")
+    names = {"first_ms": "first", "median_ms": "median of all", "best_ms": "best"}
+    times = {name: row.get(key) for key, name in names.items()}
+    steps = {f"in the best: {step.lower()}": ms for step, ms in row.get("steps_ms", {}).items()}
+    steps.pop("in the best: all together", None)
+    body = [
+        [name, "" if ms is None else f"{ms:.3g}"] for name, ms in (times | steps).items() if ms != 0
+    ]
+    return grid(["`cnn`, k = 10^4, from 100 images", "ms"], body)
 
 
 def population(results: Results) -> str:

@@ -6,13 +6,17 @@ that logits are right on average.  `sparsity` and `strength` of the prior, and `
 personal models go from everyone's, are then those of a grid with the best mean accuracy over
 clients, and the least of them among equals.
 
+What is asked of clients are sums and accuracies (`LabeledClients`), so that a fit is the same
+whether they are here or on other machines.
+
 Beware: the clients should have classes in the proportion that new clients will have, all together.
 Points whose logits are NaN or infinite teach nothing, so that what is found is always finite.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +29,7 @@ from flowdup.prior import log_prior
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
 STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
 SPARSITIES = (0.0, 0.01, 0.03, 0.05, 0.08)
+SETTINGS = ((0.0, 0.0), *product(STRENGTHS, SPARSITIES))  # strength and sparsity
 _RIDGE = 1e-3  # on the bias, for classes that no client has
 _ITERATIONS = 50
 
@@ -49,6 +54,85 @@ def uncorrected(classes: int, move: float = 1.0) -> Params:
     }
 
 
+class Likelihood(NamedTuple):
+    """Of points with labels and finite logits: sums at one scale and bias."""
+
+    points: int
+    loss: Tensor  # the negative log-likelihood []
+    gradient: Tensor  # its, by the logarithm of the scale and by the bias [1 + classes]
+
+
+class Grid(NamedTuple):
+    """How clients fare with each setting of the prior, at one scale and bias."""
+
+    accuracies: Tensor  # in percent [settings, clients]
+    predicted: Tensor  # labeled points by predicted class [settings, classes]
+
+
+class LabeledClients(Protocol):
+    """Clients that a correction is fitted on, wherever they are: they tell sums and accuracies."""
+
+    moves: Sequence[float]  # to choose from
+    classes: int
+
+    def likelihood(self, move: float, log_scale: Tensor, bias: Tensor) -> Likelihood:
+        """Over all of their labeled points."""
+
+    def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
+        """Over `SETTINGS`, of each client that has a labeled point."""
+
+
+class ClientsHere:
+    """Clients whose logits and labels are in this process."""
+
+    def __init__(
+        self,
+        logits: Mapping[float, Sequence[Tensor]],
+        labels: Sequence[Tensor],
+        device: torch.device,
+    ) -> None:
+        self.moves: Sequence[float] = list(logits)
+        self.logits, self.device = logits, device
+        self.y = pad_sequence([own.to(device) for own in labels], True, -1)  # [clients, n]
+        sizes = torch.tensor([len(own) for own in labels], device=device)
+        self.present = torch.arange(self.y.shape[1], device=device) < sizes[:, None]
+        self.known = self.y >= 0
+        self.classes = next(iter(logits.values()))[0].shape[-1]
+        self._latest: dict[float, _Rows] = {}  # of one move alone, since they are large
+
+    def likelihood(self, move: float, log_scale: Tensor, bias: Tensor) -> Likelihood:
+        """Over all of their labeled points."""
+        rows = self._rows(move)
+        return likelihood(rows.useful, rows.labels, log_scale, bias)
+
+    def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
+        """Over `SETTINGS`, of each client that has a labeled point."""
+        plain = self._rows(move).x
+        x = scale.to(plain) * plain + bias.to(plain)
+        present = self.present.to(x)
+        shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in SETTINGS]
+        answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
+        points = self.known.sum(1).clamp(min=1)
+        right = ((answers == self.y) & self.known).sum(2).double() / points
+        predicted = [torch.bincount(own[self.known], minlength=self.classes) for own in answers]
+        taken = 100 * right[:, self.known.any(1)]
+        return Grid(taken.cpu(), torch.stack(predicted).cpu())
+
+    def _rows(self, move: float) -> "_Rows":
+        if move not in self._latest:
+            rows = [own.to(self.device, torch.float64) for own in self.logits[move]]
+            x = pad_sequence(rows, batch_first=True)
+            useful = self.known & x.isfinite().all(-1)
+            self._latest = {move: _Rows(x, x[useful], self.y[useful])}
+        return self._latest[move]
+
+
+class _Rows(NamedTuple):
+    x: Tensor  # logits [clients, n, classes]
+    useful: Tensor  # those of labeled points that are finite [points, classes]
+    labels: Tensor  # of these [points]
+
+
 def calibrate(
     logits: Mapping[float, Sequence[Tensor]],
     labels: Sequence[Tensor],
@@ -58,55 +142,60 @@ def calibrate(
 
     By `move`, there may be several sets of logits to choose from, the first among equals.
     """
-    found = [_calibrate(move, rows, labels, torch.device(device)) for move, rows in logits.items()]
+    return fit_correction(ClientsHere(logits, labels, torch.device(device)))
+
+
+def fit_correction(clients: LabeledClients) -> Calibration:
+    """The best correction for these clients, of which sums and accuracies are all that is asked."""
+    found = []
+    for move in clients.moves:
+        scale, bias = fit_by_sums(partial(clients.likelihood, move), clients.classes)
+        accuracies, predicted = clients.grid(move, scale, bias)
+        best = int(accuracies.mean(1).argmax())  # the first among equals
+        strength, sparsity = SETTINGS[best]
+        correction = {
+            "move": torch.tensor(move),
+            "scale": scale,
+            "bias": bias,
+            "sparsity": torch.tensor(sparsity),
+            "strength": torch.tensor(strength),
+        }
+        correction = {n: t.float() for n, t in correction.items()}
+        found.append(Calibration(correction, accuracies[best], predicted[best]))
     return max(found, key=lambda one: float(one.accuracies.mean()))
 
 
-def _calibrate(
-    move: float, logits: Sequence[Tensor], labels: Sequence[Tensor], device: torch.device
-) -> Calibration:
-    x = pad_sequence([rows.to(device, torch.float64) for rows in logits], batch_first=True)
-    y = pad_sequence([own.to(device) for own in labels], batch_first=True, padding_value=-1)
-    sizes = torch.tensor([len(own) for own in labels], device=device)
-    present = (torch.arange(y.shape[1], device=device) < sizes[:, None]).to(x)  # [clients, n]
-    known = y >= 0
-    useful = known & x.isfinite().all(-1)
-    scale, bias = fit_scale_and_bias(x[useful], y[useful])
-    x = scale * x + bias
-    settings = [(0.0, 0.0), *product(STRENGTHS, SPARSITIES)]
-    shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in settings]
-    answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
-    right = ((answers == y) & known).sum(2).double() / known.sum(1).clamp(min=1)
-    accuracies = 100 * right[:, known.any(1)]  # [settings, clients]
-    best = int(accuracies.mean(1).argmax())  # the first among equals
-    correction = {
-        "move": torch.tensor(move),
-        "scale": scale,
-        "bias": bias,
-        "sparsity": torch.tensor(settings[best][1]),
-        "strength": torch.tensor(settings[best][0]),
-    }
-    predicted = torch.bincount(answers[best][known], minlength=x.shape[-1])
-    correction = {n: t.float().cpu() for n, t in correction.items()}
-    return Calibration(correction, accuracies[best].cpu(), predicted.cpu())
+def likelihood(logits: Tensor, y: Tensor, log_scale: Tensor, bias: Tensor) -> Likelihood:
+    """Of finite logits [n, classes] with labels y [n]."""
+    with torch.enable_grad():
+        at = [t.detach().to(logits).requires_grad_() for t in (log_scale, bias)]
+        loss = cross_entropy(at[0].exp() * logits + at[1], y, reduction="sum")
+        gradients = torch.autograd.grad(loss, at)
+    gradient = torch.cat([g.reshape(-1) for g in gradients])
+    return Likelihood(len(y), loss.detach().cpu(), gradient.cpu())
 
 
 def fit_scale_and_bias(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Of finite logits [n, classes] with labels y [n]; 1 and 0 if there is none."""
-    log_scale = logits.new_zeros(()).requires_grad_()
-    bias = logits.new_zeros(logits.shape[1]).requires_grad_()
-    if not len(y):
+    return fit_by_sums(partial(likelihood, logits, y), logits.shape[1])
+
+
+def fit_by_sums(ask: Callable[[Tensor, Tensor], Likelihood], classes: int) -> tuple[Tensor, Tensor]:
+    """The scale and bias with the least mean of what is asked; 1 and 0 if there are no points."""
+    log_scale = torch.zeros((), dtype=torch.float64).requires_grad_()
+    bias = torch.zeros(classes, dtype=torch.float64).requires_grad_()
+    if not ask(log_scale.detach(), bias.detach()).points:
         return log_scale.exp().detach(), bias.detach()
     optimizer = torch.optim.LBFGS(
         [log_scale, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = cross_entropy(log_scale.exp() * logits + bias, y) + _RIDGE * bias.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+        points, loss, gradient = ask(log_scale.detach(), bias.detach())
+        own = bias.detach()
+        log_scale.grad = gradient[0] / points
+        bias.grad = gradient[1:] / points + 2 * _RIDGE * own
+        return loss / points + _RIDGE * own.square().sum()
 
-    with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     return log_scale.exp().detach(), bias.detach()

@@ -7,7 +7,6 @@ are, and loading compares.  A theta_0 that an earlier stage learned is.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,14 +21,17 @@ from flowdup.files import write_atomic
 from flowdup.methods import Method
 from flowdup.optimizers import MOMENTS, Optimizer
 from flowdup.params import Params
+from flowdup.privacy import Draw, PrivateRounds
 from flowdup.server import BestRound, ServerConfig, ServerState
 from flowdup.stored_tensors import TensorInfo, all_finite, load_tensors, open_tensors
 from flowdup.strict_json import (
     get_count,
+    get_counts,
     get_number,
     get_object,
     get_text,
-    read_object,
+    seal,
+    unseal,
 )
 
 FORMAT = 4
@@ -89,12 +91,13 @@ def save_checkpoint(
         "round": state.round,
         "stage": {"number": state.stage, "began": state.began},
         "best": asdict(state.best) if state.best else None,
+        "released": [_released_table(rounds) for rounds in state.released],
         "federation": asdict(spec),
         "tensors": {"file": name, "sha256": sha256},
         "run": asdict(origin) if origin else None,
     }
     write_atomic(folder / name, content)
-    write_atomic(folder / _HEADER, _sealed(header))
+    write_atomic(folder / _HEADER, seal(header))
     _remove_tensors_but(folder, name)
 
 
@@ -183,7 +186,31 @@ def _read_progress(header: dict[str, Any], round: int) -> dict[str, Any]:
         )
     if began > round or (best and not began < best.round <= round):
         raise ValueError("its stage or best round comes after its round")
-    return {"stage": get_count(stage, "number"), "began": began, "best": best}
+    return {
+        "stage": get_count(stage, "number"),
+        "began": began,
+        "best": best,
+        "released": _read_released(header),
+    }
+
+
+def _released_table(rounds: PrivateRounds) -> dict[str, Any]:
+    drawn, of = zip(*rounds.parts, strict=True)
+    return {"noise": rounds.noise, "rounds": rounds.rounds, "drawn": drawn, "of": of}
+
+
+def _read_released(header: dict[str, Any]) -> tuple[PrivateRounds, ...]:
+    """The draws of rounds with noise, which older checkpoints do not have."""
+    tables, found = header.get("released", []), []
+    if type(tables) is not list or any(type(table) is not dict for table in tables):
+        raise ValueError("its list of rounds with noise is none")
+    for table in tables:
+        parts = zip(get_counts(table, "drawn"), get_counts(table, "of"), strict=True)
+        noise, rounds = get_number(table, "noise"), get_count(table, "rounds")
+        found.append(PrivateRounds(noise, tuple(Draw(*part) for part in parts), rounds))
+        if noise <= 0 or any(drawn > of for drawn, of in found[-1].parts):
+            raise ValueError("its cohorts were drawn of fewer clients than they have")
+    return tuple(found)
 
 
 def read_origin(folder: Path) -> RunOrigin | None:
@@ -260,27 +287,15 @@ def _server_shape(name: str, psi: Mapping[str, tuple[int, ...]]) -> tuple[int, .
     return psi.get(f"psi/{parameter}") if known else None
 
 
-def _sealed(header: dict[str, Any]) -> bytes:
-    """The header's text with a SHA-256 of itself in it."""
-    text = json.dumps(header, sort_keys=True)
-    seal = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-    return json.dumps(header | seal, indent=2).encode()
-
-
 def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint in {path.parent}: train first")
     try:
         if path.stat().st_size > _MOST_HEADER:
             raise ValueError("it is too long")
-        content = path.read_bytes()
-        header = read_object(content)
-        del header["sha256"]
-        whole = _sealed(header) == content
-    except (OSError, ValueError, KeyError):
-        whole = False
-    if not whole:
-        raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}")
+        header = unseal(path.read_bytes())
+    except (OSError, ValueError):
+        raise CheckpointError(f"{path} is truncated or was changed: {_REMEDY}") from None
     version = header.get("format")
     if type(version) is not int or version != FORMAT:
         raise CheckpointError(

@@ -26,7 +26,9 @@ from flowdup.commands.federation import federation_app
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
 from flowdup.commands.node import node
-from flowdup.commands.options import Json, Settings
+from flowdup.commands.options import Inputs, Json, Settings
+from flowdup.commands.personalize import personalize
+from flowdup.commands.serve import serve
 from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.numpy_files import write_array
@@ -35,11 +37,10 @@ from flowdup.data.user_data import read_inputs
 from flowdup.devices import gpu_is_full
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError, GpuMemoryError
-from flowdup.export import FORMATS, export_model
 from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
-from flowdup.personalize import load, load_model
+from flowdup.personalize import load_model
 from flowdup.progress import Downloads, Rounds, warning_lines
 from flowdup.provenance import version_text
 from flowdup.registry import import_modules
@@ -52,8 +53,8 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Public image sets: list, fetch, verify.")
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")
-_TRAINED = (evaluate, doctor, certify, export, node)
-for command in (demo, init, *_TRAINED, compare, reproduce, settings, presets):
+_TRAINED = (evaluate, doctor, certify, export, serve, node)
+for command in (demo, init, personalize, *_TRAINED, compare, reproduce, settings, presets):
     app.command()(command)
 console = Console(quiet=not is_main_process())
 
@@ -66,7 +67,6 @@ Imports = Annotated[
     typer.Option("--import", help="Files or modules that register your own."),
 ]
 Folder = Annotated[Path, typer.Argument(help="A run folder.")]
-_INPUT = "Inputs: .npz, .npy, .csv, an image, a folder or a .tar of images."
 
 
 def _print_version(wanted: bool) -> None:
@@ -120,28 +120,9 @@ def train(
 
 
 @app.command()
-def personalize(
-    folder: Folder,
-    source: Annotated[Path, typer.Option("--input", help=_INPUT)],
-    out: Annotated[Path, typer.Option(help="The model file to write.")],
-    format: Annotated[str, typer.Option(help=f"Of the file: {', '.join(FORMATS)}.")] = FORMATS[0],
-    as_json: Json = False,
-) -> None:
-    """Make one client's own model from its unlabeled data."""
-    federation = load(folder)
-    x = read_inputs(source, federation.spec.inputs.shape)
-    export_model(federation.personalize(x), out, format)
-    _say(
-        as_json,
-        {"model": str(out), "points": len(x)},
-        f"{out}: made from {len(x)} unlabeled points",
-    )
-
-
-@app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A model file from `personalize`.")],
-    source: Annotated[Path, typer.Option("--input", help=_INPUT)],
+    source: Inputs,
     out: Annotated[Path | None, typer.Option(help="Write the classes to this .npy file.")] = None,
     coverage: Annotated[
         float | None, typer.Option("--set", help="Print sets of classes, with 0.9 coverage, say.")

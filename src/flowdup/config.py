@@ -28,6 +28,8 @@ class RunConfig:
     checkpoint_every: int = 50  # rounds between checkpoints
     keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
     patience: int = 0  # evaluations without a better one after which a stage ends; 0: never
+    false_alarms: float = 0.05  # share of clients like those of training that are called foreign,
+    # for which limits are stored when a run ends; 0: none are
     log: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard
 
     def __post_init__(self) -> None:
@@ -35,6 +37,7 @@ class RunConfig:
             raise ConfigError(f"run.keep is 'best' or 'last', not '{shorten(self.keep)}'")
         if unknown := {*self.log} - {"tensorboard"}:
             raise ConfigError(f"run.log can name 'tensorboard', not '{shorten(min(unknown))}'")
+        check_range("run.false_alarms", self.false_alarms, 0, 0.5)
         check_range("run.patience", self.patience, 0)
         check_range("run.evaluate_every", self.evaluate_every, 1)
         check_range("run.checkpoint_every", self.checkpoint_every, 1)

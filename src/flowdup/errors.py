@@ -43,6 +43,12 @@ class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
 
 
+class ForeignClientError(FlowdupError):
+    """A client's data look like those of no training client, and no model was wanted then."""
+
+    exit_code = 3
+
+
 class CertificateError(FlowdupError):
     """A bound cannot be given honestly: its assumptions do not hold, or there are too few data."""
 

@@ -1,179 +1,38 @@
 """From unlabeled data to a classifier: no label, and with FLowDUP one forward pass, no gradient."""
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
-from numpy.typing import NDArray
-from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowdup.accelerate.functions import fast_function
 from flowdup.certificate.own_thresholds import own_sets
 from flowdup.certificate.prediction_sets import SetThresholds
-from flowdup.certificate.stored import certified_levels, read_thresholds
+from flowdup.certificate.stored import certified_levels
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
-from flowdup.data.clients import ClientData, InputSpec
-from flowdup.data.tensors import as_tensor
 from flowdup.devices import parse_device
-from flowdup.errors import (
-    CertificateError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    FlowdupError,
-)
-from flowdup.federation_spec import FederationSpec, read_spec
-from flowdup.files import write_atomic
+from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
+from flowdup.familiarity import Familiarity, Verdict, stored_familiarity
+from flowdup.federation_spec import FederationSpec
 from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params
-from flowdup.models import Weights, build_network, own_shapes
-from flowdup.models.network import keeps_statistics
+from flowdup.models import Weights
+from flowdup.personal_model import (
+    Inputs,
+    PersonalModel,
+    checked_inputs,
+    load_model,
+    too_large,
+    weights_digest,
+)
 from flowdup.random import Stream
-from flowdup.stored_tensors import FLOATS, StoredTensors, all_finite, load_tensors, open_tensors
-from flowdup.strict_json import get_object, get_text, read_object
+from flowdup.stored_tensors import all_finite
 
-Inputs = Tensor | NDArray[Any]
+__all__ = ["Federation", "Inputs", "PersonalModel", "load", "load_model", "psi_digest"]
 
-_CHUNK = 2048  # inputs that are classified at once
 _MOST_UNNAMED = 2**22  # weights of a network that a method has beside psi and theta
-
-
-class PersonalModel(nn.Module):
-    """One client's own classifier, an ordinary module from inputs as stored to logits.
-
-    It begins in eval mode, without gradients; after `requires_grad_()` any optimiser can fine-tune
-    it.  Beware: in train mode dropout is on, also in `predict`.
-    """
-
-    def __init__(
-        self, model: str, inputs: InputSpec, weights: Weights, sets: SetThresholds | None = None
-    ) -> None:
-        super().__init__()
-        self.name, self.inputs, self.read = model, inputs, inputs.reader()
-        self.sets = sets  # what prediction sets need, if the federation is certified
-        network = build_network(model, inputs.shape, inputs.classes, self.read)
-        if network.shapes != {n: tuple(w.shape) for n, w in weights.items()}:
-            raise CheckpointError(
-                f"the weights do not fit the model '{model}' as it is defined here: use the "
-                "definition that they were made with"
-            )
-        self.module = network.module
-        self.to(next(iter(weights.values())).device)
-        for name, parameter in self.module.named_parameters():
-            parameter.copy_(weights[name])
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes] of inputs as stored [n, *shape]."""
-        out: Tensor = self.module(self.read(x))
-        return out
-
-    def train(self, mode: bool = True) -> Self:
-        """As for any module, but running statistics of batches stay as the model's definition has
-        them: they are no weights, and `save` does not know them.
-        """
-        super().train(mode)
-        for part in self.module.modules():
-            if keeps_statistics(part):
-                part.eval()
-        return self
-
-    def predict(self, x: Inputs) -> Tensor:
-        """The class of each input, where the model is; DataError if the inputs do not fit."""
-        return torch.cat([logits.argmax(1) for logits in self._logits(x)])
-
-    def predict_proba(self, x: Inputs) -> Tensor:
-        """The probability of each class for each input [n, classes], where the model is."""
-        return torch.cat([logits.softmax(1) for logits in self._logits(x)])
-
-    def predict_set(self, x: Inputs, coverage: float = 0.9) -> Tensor:
-        """Which classes each input may have [n, classes] bool, where the model is: a new client's
-        point has its class among them with this probability (`certificate/prediction_sets.py`).
-
-        The threshold is the client's own, by how sure its model is of the points that it was made
-        from (`certificate/own_thresholds.py`).  CertificateError if the federation has not been
-        certified.  Beware: a set may be empty, where no class is likely, and the weights must be
-        those that were personalized.
-        """
-        if self.sets is None:
-            raise CertificateError(
-                "this model has no thresholds for prediction sets: run `flowdup certify` on the "
-                "run folder, then personalize again"
-            )
-        return 1 - self.predict_proba(x).double() <= self.sets.find(coverage)
-
-    def predictions(self, x: Inputs) -> dict[str, list[Any]]:
-        """For each input its class, the class's name and probability: lists of plain values."""
-        classes: list[int] = []
-        probabilities: list[float] = []
-        for logits in self._logits(x):
-            classes += logits.argmax(1).tolist()
-            probabilities += logits.softmax(1).amax(1).tolist()
-        names = [self.class_names[c] for c in classes]
-        return {"classes": classes, "names": names, "probabilities": probabilities}
-
-    def logits(self, x: Inputs) -> Tensor:
-        """Of each input [n, classes], on the CPU; DataError if the inputs do not fit."""
-        return torch.cat([logits.cpu() for logits in self._logits(x)])
-
-    @torch.no_grad()
-    def _logits(self, x: Inputs) -> Iterator[Tensor]:
-        for chunk in torch.split(_checked(self.inputs, x), _CHUNK):
-            logits = self(chunk)
-            if not bool(torch.isfinite(logits).all()):
-                raise _too_large("logits")
-            yield logits
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Of class 0, 1, ...; their numbers where the federation has no names."""
-        return self.inputs.class_names or tuple(map(str, range(self.inputs.classes)))
-
-    def save(self, path: str | Path) -> None:
-        """One safetensors file that says what it is; `load_model` opens it."""
-        weights = {n: p.detach().cpu().contiguous() for n, p in self.module.named_parameters()}
-        if not all_finite(weights):
-            raise FlowdupError(f"the model has NaN or infinite weights and is not saved to {path}")
-        sets = {"sets": asdict(self.sets)} if self.sets else {}
-        described = {"model": self.name, "inputs": asdict(self.inputs)} | sets
-        about = json.dumps(described, sort_keys=True)
-        metadata = {"flowdup": about, "sha256": _digest(about, weights)}
-        write_atomic(Path(path), save_tensors(weights, metadata))
-
-
-def load_model(path: str | Path) -> PersonalModel:
-    """The model that `PersonalModel.save` wrote; CheckpointError if the file is anything else."""
-    try:
-        with open_tensors(Path(path)) as file:
-            about = file.metadata.get("flowdup", "")
-            described = read_object(about)
-            name, inputs = get_text(described, "model"), read_spec(get_object(described, "inputs"))
-            sets = read_thresholds(get_object(described, "sets")) if "sets" in described else None
-            _check_stored(file, name, inputs)
-            weights = load_tensors(file.read())
-        if file.metadata.get("sha256") != _digest(about, weights):
-            raise ValueError("it was changed")
-        if not all_finite(weights):
-            raise ValueError("it holds NaN or infinite numbers")
-    except (OSError, ValueError, ConfigError, DataError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"cannot read the model {path} ({why}): personalize again") from None
-    return PersonalModel(name, inputs, weights, sets)
-
-
-def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:
-    """Refuse weights other than those of the model, before one of them is read."""
-    shapes = own_shapes(model, inputs.shape, inputs.classes)
-    stored = {n: info.shape for n, info in file.tensors.items()}
-    if (shapes and shapes != stored) or inputs.classes > file.numbers:
-        raise ValueError(f"its weights do not fit the model '{model}' as it is defined here")
-    if other := {info.dtype for info in file.tensors.values()} - FLOATS.keys():
-        raise ValueError(f"its weights are of type {min(other)}")
 
 
 class Federation:
@@ -187,9 +46,10 @@ class Federation:
         round: int,
         start: Weights | None = None,  # that its last stage began from
         levels: SetThresholds | None = None,  # of prediction sets, if it is certified
+        summary: Familiarity | None = None,  # of training clients, to tell foreign ones by
     ) -> None:
         self.spec, self.method, self.psi, self.round = spec, method, psi, round
-        self.start, self.levels = start or {}, levels
+        self.start, self.levels, self.summary = start or {}, levels, summary
         self.device = next(iter(psi.values())).device
 
     @torch.no_grad()
@@ -199,12 +59,35 @@ class Federation:
         x = self._read(x)
         weights = self.method.personalize(self.psi, x, _present(x))
         if not all_finite(weights):
-            raise _too_large("a model")
-        name = self.method.f.name or self.spec.model
-        model = PersonalModel(name, self.spec.inputs, weights)
+            raise too_large("a model")
+        model = PersonalModel(self._model, self.spec.inputs, weights)
         if self.levels:
             model.sets = own_sets(self.levels, model.predict_proba(x).double().cpu().numpy())
         return model
+
+    @torch.no_grad()
+    def global_model(self) -> PersonalModel:
+        """The one model for everyone, theta_0 + P psi_r: what a foreign client is better off with.
+
+        FlowdupError if the method has none.
+        """
+        weights = self.method.global_model(self.psi)
+        return PersonalModel(self._model, self.spec.inputs, weights)
+
+    def familiarity(self, x: Inputs) -> Verdict:
+        """Whether inputs x [n, *shape] look like those of training clients (`familiarity.py`).
+
+        FlowdupError if the federation has nothing to tell by.  Beware: a shift of labels given
+        inputs is not seen.
+        """
+        r = self.embedding(x)
+        if self.summary is None:
+            raise FlowdupError(
+                "nothing is stored of this federation to tell foreign clients by: finish its run "
+                "by `flowdup train --resume`, with enough validation clients for "
+                "run.false_alarms (19 at 0.05)"
+            )
+        return self.summary.judge(r, len(x))
 
     def personalizer(self, x: Inputs) -> Callable[[Inputs], Weights]:
         """For many clients with inputs shaped like x: a function from theirs to their models'
@@ -252,7 +135,15 @@ class Federation:
         """For a spawned worker: psi is sent, and the method made anew from its description."""
         psi = {n: p.cpu() for n, p in self.psi.items()}
         where = str(self.device)
-        return _make_federation, (self.spec, psi, self.round, self.start, where, self.levels)
+        return _make_federation, (
+            self.spec,
+            psi,
+            self.round,
+            self.start,
+            where,
+            self.levels,
+            self.summary,
+        )
 
     def _check_makes_models(self) -> None:
         if self.method.predicts_jointly:
@@ -262,8 +153,12 @@ class Federation:
                 "model of the client's own: score it by `flowdup evaluate`, or train another method"
             )
 
+    @property
+    def _model(self) -> str:
+        return self.method.f.name or self.spec.model
+
     def _read(self, x: Inputs) -> Tensor:
-        return _checked(self.spec.inputs, x).to(self.device)
+        return checked_inputs(self.spec.inputs, x).to(self.device)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
@@ -272,17 +167,19 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     Models will be made on the device and stay there; inputs may be anywhere.
     """
     device = parse_device(str(device))
-    spec, state = load_checkpoint(checkpoint_in(Path(folder)))
+    place = checkpoint_in(Path(folder))
+    spec, state = load_checkpoint(place)
     method = _build_method(spec, state.start, device)
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
-    levels = certified_levels(Path(folder), psi_digest(state.deployed))
-    return Federation(spec, method, psi, state.round, state.start, levels)
+    digest = psi_digest(state.deployed)
+    levels, summary = certified_levels(Path(folder), digest), stored_familiarity(place, digest)
+    return Federation(spec, method, psi, state.round, state.start, levels, summary)
 
 
 def psi_digest(psi: Params) -> str:
-    """SHA-256 of what a checkpoint deploys, by which a certificate knows whose it is."""
-    return _digest("", {n: p.cpu() for n, p in psi.items()})
+    """SHA-256 of what a checkpoint deploys, by which what is stored beside it knows whose it is."""
+    return weights_digest("", {n: p.cpu() for n, p in psi.items()})
 
 
 def _make_federation(
@@ -292,10 +189,12 @@ def _make_federation(
     start: Weights,
     device: str,
     levels: SetThresholds | None,
+    summary: Familiarity | None,
 ) -> Federation:
     place = torch.device(device)
     moved = {n: p.to(place) for n, p in psi.items()}
-    return Federation(spec, _build_method(spec, start, place), moved, round, start, levels)
+    method = _build_method(spec, start, place)
+    return Federation(spec, method, moved, round, start, levels, summary)
 
 
 def _build_method(spec: FederationSpec, start: Weights, device: torch.device) -> Method:
@@ -321,23 +220,3 @@ def _build_method(spec: FederationSpec, start: Weights, device: torch.device) ->
 
 def _present(x: Tensor) -> Tensor:
     return torch.ones(x.shape[0], device=x.device)
-
-
-def _too_large(what: str) -> DataError:
-    return DataError(
-        f"these inputs give {what} with NaN or infinite numbers, so they are far from what the "
-        "federation was trained on: check their scale"
-    )
-
-
-def _checked(inputs: InputSpec, x: Inputs) -> Tensor:
-    return inputs.check(ClientData(as_tensor(x, "inputs"))).x
-
-
-def _digest(about: str, weights: Weights) -> str:
-    digest = hashlib.sha256(about.encode())
-    for name in sorted(weights):
-        tensor = weights[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -121,6 +121,10 @@ class Draw(NamedTuple):
     drawn: int
     of: int
 
+    def possible(self) -> "Draw":
+        """All of them where they are fewer than should be drawn."""
+        return self._replace(drawn=min(self))
+
 
 class PrivateRounds(NamedTuple):
     """Rounds with the same noise and the same cohorts."""
@@ -128,6 +132,15 @@ class PrivateRounds(NamedTuple):
     noise: float
     parts: tuple[Draw, ...]  # labeled, unlabeled: a client is in the same part in all rounds
     rounds: int
+
+
+def after_round(
+    history: Sequence[PrivateRounds], noise: float, parts: tuple[Draw, ...]
+) -> tuple[PrivateRounds, ...]:
+    """The history with one round more, drawn of the clients that could be reached in it."""
+    if history and history[-1][:2] == (noise, parts):
+        return (*history[:-1], history[-1]._replace(rounds=history[-1].rounds + 1))
+    return (*history, PrivateRounds(noise, parts, 1))
 
 
 def epsilon(history: Iterable[PrivateRounds], delta: float) -> float:

@@ -95,7 +95,7 @@ class Member:
         self._masks, self._seals = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._keys: dict[int, PublicKeys] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}  # shares of others' seeds and keys
-        self._revealed = False
+        self._done: set[str] = set()  # steps, each of which is taken once
 
     def advertise(self) -> PublicKeys:
         """The public halves of both keys."""
@@ -109,6 +109,7 @@ class Member:
         if found.get(self.number) != self.advertise() or len(set(found.values())) < len(found):
             raise MessageError("the keys of a secure sum are not those that were told: leave it")
         _check_enough(len(found), self.threshold)
+        self._once("share")
         self._keys = found
         who = sorted(found)
         shares = [
@@ -119,11 +120,15 @@ class Member:
         return {n: self._seal(n, shares[0][n] + shares[1][n]) for n in who if n != self.number}
 
     def mask(self, numbers: Numbers, sealed: Mapping[int, bytes]) -> bytes:
-        """The numbers behind masks; `sealed` are the shares that others have sent to this one."""
+        """The numbers behind masks; `sealed` are the shares that others have sent to this one.
+
+        Once: two sets of numbers behind the same masks would tell their difference.
+        """
         for other, content in sealed.items():
             opened = self._open(other, content)
             self._held[other] = (opened[:_SHARE], opened[_SHARE:])
         _check_enough(len(self._held), self.threshold)
+        self._once("mask")
         masked = numbers + expand(self.seed, numbers.size)
         for other in self._held:
             if other != self.number:
@@ -136,14 +141,19 @@ class Member:
         survive.
         """
         alive = set(survivors)
-        if self._revealed or not alive <= self._held.keys() or self.number not in alive:
+        if not alive <= self._held.keys() or self.number not in alive:
             raise MessageError("a secure sum has survivors that cannot be: leave it")
         _check_enough(len(alive), self.threshold)
-        self._revealed = True
+        self._once("reveal")
         return Shares(
             {n: held[0] for n, held in self._held.items() if n in alive},
             {n: held[1] for n, held in self._held.items() if n not in alive},
         )
+
+    def _once(self, step: str) -> None:
+        if step in self._done:
+            raise MessageError(f"a secure sum asks a member twice to {step}: leave it")
+        self._done.add(step)
 
     def _seal(self, other: int, content: bytes) -> bytes:
         nonce = secrets.token_bytes(_NONCE)

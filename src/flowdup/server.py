@@ -15,7 +15,14 @@ from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
 from flowdup.params import prefixed
-from flowdup.privacy import Draw, PrivacyConfig, gaussian_noise, secret_stream
+from flowdup.privacy import (
+    Draw,
+    PrivacyConfig,
+    PrivateRounds,
+    after_round,
+    gaussian_noise,
+    secret_stream,
+)
 from flowdup.random import Stream, distinct
 from flowdup.settings import check_range
 
@@ -101,6 +108,7 @@ class ServerState:
     began: int = 0  # rounds of the stages before
     best: BestRound | None = None  # None before the first evaluation
     start: Weights = field(default_factory=dict)  # that the stage began from; empty: by the seed
+    released: tuple[PrivateRounds, ...] = ()  # of all rounds, the draws that epsilon follows from
 
     @property
     def deployed(self) -> Params:
@@ -135,13 +143,19 @@ def initial_state(
 
 
 def cohort_draws(config: ServerConfig, roster: Roster, learns_unlabeled: bool) -> tuple[Draw, Draw]:
-    """How many labeled clients a cohort has, and how many unlabeled ones, of how many."""
+    """How many labeled clients a cohort has, and how many unlabeled ones, of how many.
+
+    While some clients are away, a cohort without replacement may be smaller than it should be.
+    """
     mixed = learns_unlabeled and len(roster.unlabeled_ids) > 0
     share = round(config.alpha * config.cohort) if mixed else config.cohort
-    return (
+    draws = (
         Draw(share, len(roster.labeled_ids)),
         Draw(config.cohort - share, len(roster.unlabeled_ids)),
     )
+    if config.replacement or not roster.away:
+        return draws
+    return (draws[0].possible(), draws[1].possible())
 
 
 def sample_cohort(
@@ -214,9 +228,8 @@ def next_round(
     number, schema = state.round + 1, schema_of(state.psi)
     private = config.privacy.noise > 0
     draw = secret_stream(config.privacy.secret) if private and config.privacy.secret else stream
-    chosen = sample_cohort(
-        config, engine.roster, method.learns_unlabeled, draw.child("cohort", number)
-    )
+    roster, learns = engine.roster, method.learns_unlabeled  # of those who can be reached now
+    chosen = sample_cohort(config, roster, learns, draw.child("cohort", number))
     broadcast = {n: state.method_state[n] for n in method.broadcast}
     task = Task(number, state.psi, broadcast, dict(enumerate(chosen)))
     replies = engine.train(task)
@@ -245,6 +258,8 @@ def next_round(
                 "the method's server state follows the clients' loss, which server.privacy does "
                 "not cover: choose another method, or settings of it that do not"
             )
+        draws = cohort_draws(config, roster, learns)
+        new = replace(new, released=after_round(state.released, config.privacy.noise, draws))
     new = replace(new, method_state=own)
     return Round(new, update.loss, broadcast, update.padding, task.cohort, update.guard)
 

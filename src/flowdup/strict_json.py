@@ -4,6 +4,7 @@ Standard JSON only, but for `read_lenient_json`: no NaN, no duplicate keys, no n
 Every fault is a ValueError whose text completes "the file is damaged: ...".
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -36,6 +37,23 @@ def read_object(content: bytes | str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
     return found
+
+
+def seal(table: Object) -> bytes:
+    """A JSON object as text, with a SHA-256 of itself in it."""
+    text = json.dumps(table, sort_keys=True)
+    return json.dumps(
+        {**table, "sha256": hashlib.sha256(text.encode()).hexdigest()}, indent=2
+    ).encode()
+
+
+def unseal(content: bytes) -> dict[str, Any]:
+    """The object that was sealed; ValueError if a byte is not as it was."""
+    table = read_object(content)
+    table.pop("sha256", None)
+    if seal(table) != content:
+        raise ValueError("it is truncated or was changed")
+    return table
 
 
 def get_text(table: Object, key: str) -> str:

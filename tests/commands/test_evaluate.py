@@ -219,7 +219,7 @@ def test_what_cannot_be_evaluated_is_one_sentence_with_a_remedy(home: Path, tmp_
     assert "there is no" in refused(run, "--input", tmp_path / "nowhere")
     assert "give some with --input" in refused(model)
     assert "give some with --input" in refused(model, "--set", "data.points=3")
-    assert "is a model already" in refused(model, "--input", clients, "--support", "1")
+    assert "is a model already" in refused(model, "--input", clients, "--set-sizes", "1")
     flat = clients / "test"
     assert "no groups, and not 'test'" in refused(run, "--input", flat, "--group", "test")
     shutil.copy(model, tmp_path / "broken.safetensors")

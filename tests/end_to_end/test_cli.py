@@ -135,7 +135,7 @@ def test_evaluate_scores_both_readings_of_every_test_client(run: Path) -> None:
 
 
 def test_evaluate_scores_models_made_from_few_points(run: Path) -> None:
-    found = last(good("evaluate", run, "--support", "1,5,20", "--json"))
+    found = last(good("evaluate", run, "--set-sizes", "1,5,20", "--json"))
     assert [(row["points"], row["clients"]) for row in found["support"]] == [
         (1, 6),
         (5, 6),
@@ -143,16 +143,17 @@ def test_evaluate_scores_models_made_from_few_points(run: Path) -> None:
     ]
     assert found["support"][2]["metrics"] == found["metrics"]["held_out"]
     assert json.loads((run / "evaluation.json").read_text()) == found
-    printed = done_here("evaluate", run, "--support", "1,5")
+    printed = done_here("evaluate", run, "--set-sizes", "1,5")
     assert "from 1" in printed and "from 5" in printed
-    assert "ask for 20 at most" in refused_here("evaluate", run, "--support", "21")
-    assert "whole numbers" in refused_here("evaluate", run, "--support", "1;5")
+    assert "ask for 20 at most" in refused_here("evaluate", run, "--set-sizes", "21")
+    assert "whole numbers" in refused_here("evaluate", run, "--set-sizes", "1;5")
 
 
 def test_a_stranger_personalizes_and_predicts(run: Path, images: Path, tmp_path: Path) -> None:
     model, answer = tmp_path / "me.safetensors", tmp_path / "classes.npy"
     told = last(good("personalize", run, "--input", images, "--out", model, "--json"))
-    assert told == {"model": str(model), "points": 5}
+    assert (told["model"], told["points"], told["made"]) == (str(model), 5, "personal")
+    assert told["familiarity"]["foreign"]  # five pictures of counting
     found = last(good("predict", model, "--input", images, "--out", answer, "--json"))
     assert np.load(answer).tolist() == found["classes"]
     assert len(found["classes"]) == 5 and set(found["classes"]) <= set(range(10))

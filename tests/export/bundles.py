@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ KINDS = {
     "flowdup": ["digits"],
     "kronecker": ["digits", 'method.subspace={"kind"="kronecker", "k"=500}'],
     "corrected": ["digits", "method.correction=em"],
-    "plus": ["digits-plus", "before=[]"],
+    "plus": ["digits-plus", "before=[]", "data.validation_clients=19"],
     "cnn": ["digits", "model=cnn-small", "method.subspace.k=1000"],
 }
 
@@ -57,6 +58,7 @@ def write(federation: Federation, out: Path) -> None:
                 "personal": federation.personalize(x).logits(x).flatten().tolist(),
                 "for_all": for_all.logits(x).flatten().tolist(),
                 "embedding": federation.embedding(x).tolist(),
+                "familiarity": asdict(federation.familiarity(x)) if federation.summary else None,
             }
         )
     (out / "known.json").write_text(json.dumps(known))

@@ -16,13 +16,13 @@ from flowdup.config import Config, read_config
 from flowdup.data import ClientData, Population, load_population
 from flowdup.federation.calls import CallSettings
 from flowdup.federation.coordinator import Coordinator, request_table
-from flowdup.federation.engine import FederationSettings
 from flowdup.federation.folder import FederationFolder, FederationNames
 from flowdup.federation.kit import Kit
 from flowdup.federation.local import write_clients
 from flowdup.federation.node import Node
 from flowdup.federation.processes import KIT_VARIABLE, NodeSettings, write_node_settings
 from flowdup.federation.provision import init_federation
+from flowdup.federation.settings import FederationSettings
 from flowdup.random import Stream
 from flowdup.settings import plain
 
@@ -48,27 +48,28 @@ TABLE: dict[str, Any] = {
 }
 
 
-def population_of(config: Config) -> Population:
+def population_of(config: Config, labeled: int = 4) -> Population:
     """The simulator's clients: those of the first node have labels, and one of the second."""
     found = load_population(config.data, Stream(config.seed).child("data"))
-    train = [c if i < 4 else c.unlabeled() for i, c in enumerate(found.train)]
+    train = [c if i < labeled else c.unlabeled() for i, c in enumerate(found.train)]
     return replace(found, train=train)
 
 
-def write_data(root: Path, population: Population) -> None:
-    each = len(population.train) // len(NODES)
-    for number, node in enumerate(NODES):
+def write_data(root: Path, population: Population, nodes: Sequence[str] = NODES) -> None:
+    each = len(population.train) // len(nodes)
+    for number, node in enumerate(nodes):
         own = population.train[number * each : (number + 1) * each]
         write_clients(root / "data" / node / "train", own)
-        held: Sequence[ClientData] = population.validation[number :: len(NODES)]
-        write_clients(root / "data" / node / "validation", held, "held")
+        held: Sequence[ClientData] = population.validation[number :: len(nodes)]
+        if held:
+            write_clients(root / "data" / node / "validation", held, "held")
 
 
 @cache
-def _provisioned() -> Path:
+def _provisioned(nodes: tuple[str, ...]) -> Path:
     """Certificates take a second: all tests of a process share them."""
     made = FederationFolder(Path(mkdtemp()) / "federation")
-    init_federation(made, FederationNames("localhost", 8002, NODES))
+    init_federation(made, FederationNames("localhost", 8002, nodes))
     atexit.register(shutil.rmtree, made.path.parent)
     return made.path
 
@@ -97,20 +98,28 @@ class Stub:
 class NearbyFederation:
     """A folder with kits and data, and nodes made anew for every job."""
 
-    def __init__(self, root: Path, table: dict[str, Any] | None = None) -> None:
-        self.root, self.config = root, read_config(table or TABLE)
+    def __init__(
+        self,
+        root: Path,
+        table: dict[str, Any] | None = None,
+        nodes: tuple[str, ...] = NODES,
+        labeled: int = 4,
+    ) -> None:
+        self.root, self.config, self.names = root, read_config(table or TABLE), nodes
         self.folder = FederationFolder(root / "federation")
-        self.population = population_of(self.config)
+        self.population = population_of(self.config, labeled)
         self.run = self.folder.path / "run"
         if not self.folder.path.exists():
-            shutil.copytree(_provisioned(), self.folder.path)
-            write_data(root, self.population)
+            shutil.copytree(_provisioned(nodes), self.folder.path)
+            write_data(root, self.population, nodes)
 
-    def nodes(self, *names: str, withhold: tuple[str, ...] = ()) -> list[Stub]:
+    def nodes(
+        self, *names: str, withhold: tuple[str, ...] = (), secure: bool = False
+    ) -> list[Stub]:
         found = []
-        for name in names or NODES:
-            kit = Kit(self.folder.kit(name), name)
-            write_node_settings(kit, NodeSettings(self.root / "data" / name, withhold))
+        for name in names or self.names:
+            kit, data = Kit(self.folder.kit(name), name), self.root / "data" / name
+            write_node_settings(kit, NodeSettings(data, withhold, secure=secure))
             os.environ[KIT_VARIABLE] = str(kit.path)
             found.append(Stub(name, Node()))
         return found

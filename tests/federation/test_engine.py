@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nearby import NODES, TABLE, NearbyFederation
+from nvflare.collab import CollabCallError
 from nvflare.collab.api.context import Context, set_call_context
 from safetensors.torch import load, save
 
@@ -17,8 +18,13 @@ from flowdup.errors import FederationError
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.status import federation_status
 from flowdup.methods import Params
+from flowdup.params import pack
+from flowdup.personalize import load as load_federation
 from flowdup.personalize import load_model
+from flowdup.privacy import Draw, PrivateRounds, epsilon
+from flowdup.run.simulation import Simulation
 from flowdup.run.training import train_run
+from flowdup.server import ServerState
 
 
 def psi(run: Path) -> Params:
@@ -47,6 +53,29 @@ def test_psi_is_the_simulators(tmp_path: Path, encoding: str) -> None:
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.parametrize(("encoding", "times"), [("bf16", 1.9), ("int8", 3.3)])
+def test_rounded_updates_are_smaller_and_lead_to_the_same_place(
+    tmp_path: Path, encoding: str, times: float
+) -> None:
+    server = TABLE["server"] | {"optimizer": {"name": "sgd", "lr": 1.0}}
+    method = {"method": {"name": "fedavg"}, "server": server}
+    near = NearbyFederation(tmp_path / "rounded", TABLE | method)
+    plain = NearbyFederation(tmp_path / "plain", TABLE | method)
+    assert near.train(near.nodes(), encoding=encoding) == "finished"
+    assert plain.train(plain.nodes(), encoding="plain") == "finished"
+    first = Simulation(plain.config, plain.population).initial_state().psi
+    there, wanted, begin = (
+        pack({n: found[n] for n in first}) for found in (psi(near.run), psi(plain.run), first)
+    )
+    error, way = there - wanted, wanted - begin
+    assert 0 < float(error.norm() / way.norm()) < 0.02
+    sizes = [federation_status(f.folder, f.run, ask=False) for f in (near, plain)]
+    assert sizes[1]["bytes_up_per_client"] > times * sizes[0]["bytes_up_per_client"]
+    assert sizes[1]["bytes_down_per_client"] == sizes[0]["bytes_down_per_client"]
+    row = _metrics(near.run)[-1]
+    assert row["bytes_up_per_client"] == pytest.approx(sizes[0]["bytes_up_per_client"], rel=0.01)
+
+
 def test_stages_run_across_nodes(tmp_path: Path) -> None:
     first = {"method": {"name": "fedavg"}, "server": {"rounds": 2, "optimizer": {"lr": 0.01}}}
     near = NearbyFederation(tmp_path, TABLE | {"before": [first]})
@@ -56,11 +85,81 @@ def test_stages_run_across_nodes(tmp_path: Path) -> None:
     assert apart(psi(near.run), mine) < 1e-5
 
 
+CORRECTED = TABLE | {"method": TABLE["method"] | {"correction": "em"}}
+
+
+@pytest.mark.parametrize("name", ["flowdup", "flowdup-plus"])
+def test_a_correction_is_fitted_across_nodes(tmp_path: Path, name: str) -> None:
+    near = NearbyFederation(tmp_path, CORRECTED | {"method": CORRECTED["method"] | {"name": name}})
+    stubs = near.nodes()
+    assert near.train(stubs) == "finished"
+    _, rows = simulated(near)
+    mine, there = (load_checkpoint(p / "checkpoint")[1] for p in (tmp_path / "simulated", near.run))
+    assert apart(there.psi, mine.psi) < 1e-5
+    assert apart(there.correction, mine.correction) < 1e-3
+    assert float(there.correction["bias"].abs().max()) > 0.01  # it was fitted
+    accuracies = [
+        [row.get("validation_accuracy") for row in each] for each in (_metrics(near.run), rows)
+    ]
+    assert accuracies[0] == accuracies[1] and accuracies[0][-1]
+    asked = [name for name, _, _ in stubs[0].calls if name == "likelihood"]
+    assert 10 < len(asked) < 2 * 3 * 70  # two evaluations of three moves
+    client = near.population.train[0]
+    model = load_model(near.folder.kit("north") / "models" / "client-000.safetensors")
+    own = load_federation(tmp_path / "simulated").personalize(client.x)
+    assert torch.allclose(model.logits(client.x), own.logits(client.x), atol=1e-3)
+
+
+def test_a_fit_goes_on_without_a_node_that_leaves_or_lies(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path, CORRECTED)
+    stubs, seen = near.nodes(), []
+
+    def leave(name: str, answer: Any) -> Any:
+        seen.append(name)
+        if seen.count("likelihood") == 5:
+            raise CollabCallError("west", name, "killed")
+        return answer
+
+    stubs[2].change = leave
+    stubs[1].change = lambda name, a: a | {"gradient": [0.0]} if name == "likelihood" else a
+    assert near.train(stubs) == "finished"
+    assert "for the correction" in NodeRecord(near.folder).refusals("south")[0]["reason"]
+    assert all(bool(t.isfinite().all()) for t in state(near).correction.values())
+
+
+def state(near: NearbyFederation) -> ServerState:
+    return load_checkpoint(near.run / "checkpoint")[1]
+
+
 def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
     server = TABLE["server"] | {"aggregation": {"name": "median", "norm_bound": 0.5}}
     near = NearbyFederation(tmp_path, TABLE | {"server": server})
     assert near.train(near.nodes()) == "finished"
     assert apart(psi(near.run), simulated(near)[0]) < 1e-5
+
+
+def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -> None:
+    server = TABLE["server"] | {"rounds": 4, "cohort": 4, "replacement": False}
+    server |= {"aggregation": {"norm_bound": 0.5}, "privacy": {"noise": 2.0, "delta": 1e-3}}
+    near = NearbyFederation(tmp_path, TABLE | {"server": server})
+    stubs = near.nodes()
+
+    def stop(name: str, answer: Any) -> Any:
+        if name == "train" and len(_metrics(near.run)) == 1:
+            near.folder.stop.touch()  # after the round in hand, the second
+        return answer
+
+    stubs[0].change = stop
+    assert near.train(stubs) == "stopped"
+    near.folder.stop.unlink()
+    assert near.train(near.nodes("north", "south")) == "finished"
+    all_there = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 5)), 2)
+    without_west = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 2)), 2)
+    told = [row["epsilon"] for row in _metrics(near.run)]
+    assert told[1] == pytest.approx(epsilon([all_there], 1e-3), abs=1e-4)
+    assert told[3] == pytest.approx(epsilon([all_there, without_west], 1e-3), abs=1e-4)
+    assert told[3] > epsilon([all_there._replace(rounds=4)], 1e-3) + 0.1
+    assert f"epsilon {told[3]:.3g}" in near.folder.log.read_text()
 
 
 def test_clients_whose_updates_are_too_long_are_named(tmp_path: Path) -> None:

@@ -96,6 +96,23 @@ def consistent(random: Random, bench: Bench) -> None:
     load_own(folder)
 
 
+def familiarity(random: Random, bench: Bench) -> None:
+    """Of a whole checkpoint: what tells foreign clients."""
+    folder = bench.copy("own")
+    path = next(folder.rglob("familiarity.json"))
+    table, how = json.loads(path.read_bytes()), random.randrange(10)
+    if how == 0:
+        path.write_bytes(change_bytes(random, path.read_bytes()))
+    else:
+        changed = change_tree(random, table["familiarity"] if how > 1 else table)
+        changed = table | {"familiarity": changed} if how > 1 else changed
+        path.write_bytes(seal(changed) if isinstance(changed, dict) else b"[]")
+    federation = flowdup.load(folder)
+    if federation.summary:
+        verdict = federation.familiarity(SENT)
+        assert verdict.score >= 0 and verdict.threshold > 0
+
+
 def tensors(random: Random, bench: Bench) -> None:
     folder = bench.copy("own") / "checkpoint"
     path = next(folder.glob("*.safetensors"))
@@ -371,6 +388,7 @@ KINDS: dict[str, tuple[Case, int]] = {  # with how many of about 10,000 cases
     "checkpoint header": (header, 1500),
     "checkpoint header and tensors": (consistent, 500),
     "checkpoint tensors": (tensors, 900),
+    "familiarity": (familiarity, 400),
     "personal model": (model, 1200),
     "config": (config, 1000),
     "settings": (settings, 1200),

@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 from small import METHODS, client, population
 
 import flowdup
+from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import IDX, ROWS, ImageSet, Layout, Part
+from flowdup.familiarity import fit_familiarity, store_familiarity
+from flowdup.personalize import psi_digest
 
 TABLE: dict[str, Any] = {
     "model": "mlp",
@@ -44,7 +47,12 @@ def make_corpus(folder: Path) -> None:
     own = folder / "own"  # a federation with inputs as in tests/small.py
     config = flowdup.read_config({k: v for k, v in TABLE.items() if k != "data"})
     list(flowdup.train_run(config, own, population=population()))
-    flowdup.load(own).personalize(client(0, 20).x).save(folder / "model.safetensors")
+    federation = flowdup.load(own)
+    federation.personalize(client(0, 20).x).save(folder / "model.safetensors")
+    clients = [client(i, 20).x for i in range(30)]
+    known = fit_familiarity(clients[:10], clients[10:], federation.embedding)
+    place, state = checkpoint_in(own), load_checkpoint(checkpoint_in(own))[1]
+    store_familiarity(place, known, psi_digest(state.deployed))
     figure = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><g/></svg>\n'
     (folder / "run" / "embedding.svg").write_bytes(figure)
     _clients(folder / "clients")

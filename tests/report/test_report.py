@@ -70,14 +70,16 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_privacy_and_refusals_stand_in_the_headline(tmp_path: Path) -> None:
+def test_privacy_bytes_and_refusals_stand_in_the_headline(tmp_path: Path) -> None:
     rows = rounds(4, 2)
     for row in rows:
         row |= {"epsilon": 0.5 * row["round"], "refused": row["round"] % 2}
+        row |= {"bytes_up_per_client": 857_000, "bytes_down_per_client": 2_437_500 * row["round"]}
     write_metrics(tmp_path, rows)
     text = write_report(tmp_path).read_text()
     assert ">Epsilon</dt>" in text and ">2</dd>" in text
     assert ">Refused replies</dt>" in text and "in 2 rounds" in text
+    assert ">MB up</dt>" in text and ">0.857</dd>" in text and ">6.094</dd>" in text
     write_metrics(tmp_path, rounds(4, 2))
     assert "Epsilon" not in write_report(tmp_path).read_text()
 

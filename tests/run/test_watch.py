@@ -103,7 +103,7 @@ def test_gradients_are_told_to_be_clipped_only_if_they_are_throughout(tmp_path: 
 def test_over_fitting_is_told_from_the_metrics_of_a_resumed_run_too(tmp_path: Path) -> None:
     rows = [{"round": n, "loss": 1.0 / n, "validation_accuracy": 90.0 - n} for n in (1, 2)]
     simulation = Simulation(config(None), population())
-    watch, state = TrainingWatch(rows), simulation.initial_state(3)
+    watch, state = TrainingWatch(rows), replace(simulation.initial_state(), round=3, began=3)
     with pytest.warns(TrainingWarning, match="round 3: since round 1 accuracy on validation"):
         watch.add(simulation, state, {"round": 3, "loss": 0.1, "validation_accuracy": 80.0})
     with warnings.catch_warnings():

@@ -47,6 +47,11 @@ def check(folder: Path, settings: list[str]) -> None:
     expect(Path(place.strip()).is_relative_to(folder / "venv"), True, f"installed at {place}")
     told = call(programs / "flowdup", "--version", cwd=away)
     expect(told, f"flowdup {version} (commit {commit})\n", "flowdup --version")
+    text = "from flowdup.export.page import FOLDER; print((FOLDER / 'index.html').is_file())"
+    has_page = call(programs / "python", "-c", text, cwd=away)
+    expect(
+        has_page, f"{(ROOT / 'src/flowdup/page/index.html').is_file()}\n", "whether it has a page"
+    )
     start = time.monotonic()
     chosen = [f"--set={setting}" for setting in settings]
     print(call(programs / "flowdup", "demo", *chosen, cwd=away))

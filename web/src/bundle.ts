@@ -1,45 +1,31 @@
 /** A bundle of `flowdup export`: read, checked, and turned into a person's own model. */
 
-import { sha256 } from "@noble/hashes/sha2";
-import { bytesToHex } from "@noble/hashes/utils";
 import type { InferenceSession, Tensor } from "onnxruntime-web";
-import { drawn, type ExpansionSpec, type Layer, sizeOf, Subspace } from "./expansion";
+import { drawn, sizeOf, Subspace } from "./expansion";
+import { judge, type Verdict } from "./familiarity";
+import { checkFiles, type Files } from "./files";
+import { type Manifest, pointSize, readManifest } from "./manifest";
 import { logPrior } from "./prior";
-
-export interface Manifest {
-  format: number;
-  method: string;
-  model: string;
-  round: number;
-  seed: number;
-  inputs: { shape: number[]; dtype: "uint8" | "float32"; classes: number; class_names: string[] };
-  embedding: number;
-  expansion: ExpansionSpec;
-  start: string; // "seed", or the file that has it
-  layers: Layer[];
-  correction: {
-    steps: number;
-    last_layer: { weight: string; bias: string };
-    numbers: Record<string, number | number[]>;
-  } | null;
-}
 
 /** What this file needs of ONNX Runtime. */
 export interface Runtime {
-  InferenceSession: { create(content: Uint8Array): Promise<InferenceSession> };
+  InferenceSession: { create: (content: Uint8Array) => Promise<InferenceSession> };
   Tensor: new (type: "uint8" | "float32", data: Points, dims: number[]) => Tensor;
 }
 
 export type Points = Uint8Array | Float32Array; // [n, *shape], row by row
 
-/** The two models of a person, and where their data lies. */
+/** A person's own model, and where their data lies. */
 export interface Personal {
   theta: Float32Array;
   embedding: Float32Array;
+  verdict: Verdict | null; // null where the bundle knows nothing of training clients
 }
 
-const FORMAT = 1;
-const FILES = ["hypernetwork.onnx", "classifier.onnx", "weights.bin", "manifest.json"];
+/** Is told when a step of the work is done. */
+export type OnStep = (step: Step) => void;
+export type Step = "check" | "start" | "regenerate" | "read" | "build" | "correct";
+
 const CHUNK = 512; // points that are classified at once
 
 export class Bundle {
@@ -52,14 +38,16 @@ export class Bundle {
     readonly forAll: Float32Array, // theta of the model for everyone, not calibrated
   ) {}
 
-  /** Read and check all files; an error names the one that is wrong. */
-  static async load(
-    fetchFile: (name: string) => Promise<Uint8Array>,
-    runtime: Runtime,
-  ): Promise<Bundle> {
-    const [h, f, stored, about] = await fetchChecked(fetchFile);
-    const manifest = readManifest(about);
-    const weights = new Float32Array(stored.slice().buffer);
+  /** Check all files and make both networks; an error names the file that is wrong. */
+  static async load(files: Files, runtime: Runtime, onStep: OnStep = () => {}): Promise<Bundle> {
+    checkFiles(files);
+    const manifest = readManifest(files.get("manifest.json")!);
+    onStep("check");
+    const { create } = runtime.InferenceSession;
+    const hypernetwork = await create(files.get("hypernetwork.onnx")!); // WebGPU starts one at a time
+    const classifier = await create(files.get("classifier.onnx")!);
+    onStep("start");
+    const weights = new Float32Array(files.get("weights.bin")!.slice().buffer);
     const { k, d } = manifest.expansion;
     const bySeed = manifest.start === "seed";
     if (weights.length !== (bySeed ? k : k + d)) throw new Error("weights.bin has a wrong size");
@@ -67,28 +55,23 @@ export class Bundle {
     const subspace = new Subspace(manifest.seed, manifest.expansion, manifest.layers, start);
     const learned = manifest.method === "flowdup-plus" && !bySeed;
     const forAll = learned ? start : subspace.theta(weights.slice(0, k));
-    const sessions = await Promise.all([h, f].map((c) => runtime.InferenceSession.create(c)));
-    return new Bundle(manifest, runtime, sessions[0], sessions[1], subspace, forAll);
-  }
-
-  get classNames(): string[] {
-    const { class_names, classes } = this.manifest.inputs;
-    return class_names.length ? class_names : Array.from({ length: classes }, (_, c) => String(c));
-  }
-
-  /** How many numbers a point has. */
-  get pointSize(): number {
-    return this.manifest.inputs.shape.reduce((a, b) => a * b, 1);
+    onStep("regenerate");
+    return new Bundle(manifest, runtime, hypernetwork, classifier, subspace, forAll);
   }
 
   /** A person's own model from unlabeled points: one pass through h, no gradient. */
-  async personalize(points: Points): Promise<Personal> {
+  async personalize(points: Points, onStep: OnStep = () => {}): Promise<Personal> {
     const found = await this.hypernetwork.run({ x: this.tensor(points) });
+    const embedding = found.r.data as Float32Array;
+    onStep("read");
     const theta = this.subspace.theta(found.v.data as Float32Array);
-    return {
-      theta: await this.corrected(theta, points),
-      embedding: found.r.data as Float32Array,
-    };
+    onStep("build");
+    const own = await this.corrected(theta, points);
+    onStep("correct");
+    const { familiarity, inputs } = this.manifest;
+    const count = points.length / pointSize(inputs);
+    const verdict = familiarity ? judge(familiarity, embedding, count) : null;
+    return { theta: own, embedding, verdict };
   }
 
   /** The model for everyone, calibrated: what a person gets whose data look like nobody's. */
@@ -98,7 +81,7 @@ export class Bundle {
 
   /** [n, classes], row by row. */
   async logits(points: Points, theta: Float32Array): Promise<Float32Array> {
-    const [size, { classes }] = [this.pointSize, this.manifest.inputs];
+    const [size, { classes }] = [pointSize(this.manifest.inputs), this.manifest.inputs];
     const weights = new this.runtime.Tensor("float32", theta, [theta.length]);
     const out = new Float32Array((points.length / size) * classes);
     for (let at = 0; at * size < points.length; at += CHUNK) {
@@ -110,8 +93,9 @@ export class Bundle {
   }
 
   private tensor(points: Points): Tensor {
-    const { dtype, shape } = this.manifest.inputs;
-    return new this.runtime.Tensor(dtype, points, [points.length / this.pointSize, ...shape]);
+    const { inputs } = this.manifest;
+    const dims = [points.length / pointSize(inputs), ...inputs.shape];
+    return new this.runtime.Tensor(inputs.dtype, points, dims);
   }
 
   /** For class shares, where the federation does so: `src/flowdup/methods/corrected.py`. */
@@ -154,33 +138,6 @@ export class Bundle {
     }
     throw new Error(`manifest.json names a layer '${name}' that theta has not`);
   }
-}
-
-function readManifest(content: Uint8Array): Manifest {
-  let found: Manifest;
-  try {
-    found = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(content)) as Manifest;
-  } catch {
-    throw new Error("manifest.json is damaged: get the bundle again");
-  }
-  if (found?.format !== FORMAT)
-    throw new Error(`manifest.json has format ${found?.format}, this page reads ${FORMAT}`);
-  return found;
-}
-
-/** All files, in the order of SHA256SUMS, whose every line must be right. */
-async function fetchChecked(
-  fetchFile: (name: string) => Promise<Uint8Array>,
-): Promise<Uint8Array[]> {
-  const [sums, ...contents] = await Promise.all(["SHA256SUMS", ...FILES].map(fetchFile));
-  const lines = new TextDecoder().decode(sums).split("\n");
-  FILES.forEach((name, i) => {
-    if (lines[i] !== `${bytesToHex(sha256(contents[i]))}  ${name}`)
-      throw new Error(`${name} is not what SHA256SUMS says: get the bundle again`);
-  });
-  if (lines.length !== FILES.length + 1 || lines[FILES.length])
-    throw new Error("SHA256SUMS has other lines than those of the bundle: get the bundle again");
-  return contents;
 }
 
 /** The class of each point and its probability, from logits [n, classes]. */

@@ -5,6 +5,7 @@ import { join } from "node:path";
 import * as ort from "onnxruntime-web";
 import { describe, expect, test } from "vitest";
 import { Bundle, decide, type Points, type Runtime } from "../src/bundle";
+import { fetchBundle } from "../src/files";
 
 const folder = process.env.FLOWDUP_BUNDLES;
 if (!folder) throw new Error("no bundles: run `make web-test`, which exports some");
@@ -15,6 +16,7 @@ interface Known {
   personal: number[];
   for_all: number[];
   embedding: number[];
+  familiarity: { score: number; threshold: number; foreign: boolean } | null;
 }
 
 const runtime = ort as unknown as Runtime;
@@ -33,11 +35,17 @@ describe.each(readdirSync(folder))("the bundle %s", (name) => {
   const known = JSON.parse(readFileSync(join(folder, name, "known.json"), "utf8")) as Known[];
 
   test("makes the models that Python makes, from sets of any size", async () => {
-    const bundle = await Bundle.load(reader(name), runtime);
+    const bundle = await Bundle.load(await fetchBundle(reader(name)), runtime);
     for (const [number, answer] of known.entries()) {
       const points = readPoints(name, answer, number);
       const own = await bundle.personalize(points);
       expect(distance(own.embedding, answer.embedding)).toBeLessThan(1e-4);
+      expect(own.verdict === null).toBe(answer.familiarity === null);
+      if (own.verdict && answer.familiarity) {
+        expect(own.verdict.score / answer.familiarity.score).toBeCloseTo(1, 3);
+        expect(own.verdict.limit / answer.familiarity.threshold).toBeCloseTo(1, 9);
+        expect(own.verdict.foreign).toBe(answer.familiarity.foreign);
+      }
       const logits = await bundle.logits(points, own.theta);
       expect(distance(logits, answer.personal)).toBeLessThan(1e-3);
       const forAll = await bundle.logits(points, bundle.globalModel());
@@ -56,7 +64,8 @@ describe.each(readdirSync(folder))("the bundle %s", (name) => {
         if (each === file) content[Math.floor(part * (content.length - 1))] ^= 1;
         return content;
       };
-      await expect(Bundle.load(read, runtime)).rejects.toThrow(file);
+      const load = async () => Bundle.load(await fetchBundle(read), runtime);
+      await expect(load()).rejects.toThrow(file);
     }
   });
 });

@@ -40,7 +40,9 @@ def evaluate(
     group: Annotated[
         str, typer.Option(help="train, validation or test clients; by default test.")
     ] = "",
-    support: Annotated[str, typer.Option(help="Score models made from 1,5,25 points, too.")] = "",
+    set_sizes: Annotated[
+        str, typer.Option(help="Score models made from 1,5,25 unlabeled points, too.")
+    ] = "",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,10 +58,10 @@ def evaluate(
     The clients are the run's test clients, or others: --group chooses among the run's own, --input
     reads your own, --set data.KEY=VALUE makes others. A saved model is scored as it is.
     """
-    sizes, others = _whole_numbers(support), settings or []
+    sizes, others = _whole_numbers(set_sizes), settings or []
     is_model = path.is_file()
     if is_model and sizes:
-        raise ConfigError(f"{path} is a model already: give a run folder, or no --support")
+        raise ConfigError(f"{path} is a model already: give a run folder, or no --set-sizes")
     with Preparing(quiet=as_json):
         if is_model:
             result = evaluate_model(path, source, group=group, settings=others)

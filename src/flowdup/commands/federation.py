@@ -1,6 +1,7 @@
 """The commands `flowdup federation ...`: a federation across machines, seen by the coordinator."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,22 +82,39 @@ def run_command(
     silence: Annotated[
         float, typer.Option(min=3, help="Seconds without a sign of life: a node is given up.")
     ] = 10.0,
-    norm_bound: Annotated[float, typer.Option(help="Larger updates are refused.")] = 1000.0,
+    norm_bound: Annotated[
+        float | None, typer.Option(help="Larger updates are refused; 1000 if not given.")
+    ] = None,
     encoding: Annotated[
-        str, typer.Option(help="Of replies: plain, factors, bf16 or int8.")
-    ] = "factors",
+        str | None, typer.Option(help="Of replies: plain, factors (if not given), bf16 or int8.")
+    ] = None,
+    secure_sum: Annotated[
+        bool, typer.Option(help="See the sum of the nodes' updates alone.")
+    ] = False,
+    number_bound: Annotated[
+        float, typer.Option(help="With --secure-sum: the largest number of an update.")
+    ] = 8.0,
     as_json: Json = False,
 ) -> None:
     """Train with the nodes that are there, into a run folder."""
     check_engine()
     from flowdup.federation.calls import CallSettings  # noqa: PLC0415
-    from flowdup.federation.engine import FederationSettings  # noqa: PLC0415
     from flowdup.federation.folder import FederationFolder  # noqa: PLC0415
+    from flowdup.federation.settings import FederationSettings  # noqa: PLC0415
     from flowdup.federation.supervise import RunRequest, run_federation  # noqa: PLC0415
     from flowdup.wire import ENCODINGS  # noqa: PLC0415
 
-    if encoding not in ENCODINGS:
+    if encoding is not None and encoding not in ENCODINGS:
         raise ConfigError(f"unknown encoding '{encoding}': use one of {', '.join(ENCODINGS)}")
+    if secure_sum and norm_bound is not None:
+        raise ConfigError("a secure sum hides the norms that --norm-bound looks at: leave one out")
+    how = FederationSettings(
+        max(minimum, 3) if secure_sum else minimum,
+        1000.0 if norm_bound is None else norm_bound,
+        encoding or ("plain" if secure_sum else "factors"),
+        secure_sum,
+        number_bound,
+    )
     run = RunFolder(out or folder / "run")
     request = RunRequest(
         load_config(config, settings or []),
@@ -104,7 +122,7 @@ def run_command(
         resume,
         wait_for,
         calls=CallSettings(timeout, silence),
-        federation=FederationSettings(minimum, norm_bound, encoding),
+        federation=how,
         modules=tuple(context.obj),
     )
     shown = len(run.read_metrics())
@@ -166,7 +184,8 @@ def _print_status(found: dict[str, Any]) -> None:
         f"round {found['round']} of {found['rounds'] or '?'}, server {found['server']}, loss "
         f"{'-' if loss is None else f'{loss:.4f}'}, up {found['bytes_up']:,} bytes "
         f"({found['bytes_up_per_client'] or 0:,} per client and round), down "
-        f"{found['bytes_down']:,}",
+        f"{found['bytes_down']:,} ({found['bytes_down_per_client'] or 0:,}), certificates valid "
+        f"until {found['certificates_until']}",
         highlight=False,
         soft_wrap=True,
     )
@@ -183,6 +202,10 @@ def _print_status(found: dict[str, Any]) -> None:
         for refusal in row["refusals"]:
             told = f"refused {row['node']} in round {refusal['round']}: {refusal['reason']}"
             console.print(told, soft_wrap=True, markup=False, highlight=False)
+    for reason, own in found["refused"].items():
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(own["last"]))
+        told = f"turned away by the server, {own['count']} times, last {when}: {reason}"
+        console.print(told, soft_wrap=True, markup=False, highlight=False)
 
 
 def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:

@@ -20,6 +20,9 @@ def node(
         list[str] | None,
         typer.Option(help="What is not told: 'clients' (how many) or 'labels' (who has some)."),
     ] = None,
+    secure_sum: Annotated[
+        bool, typer.Option(help="Send updates in secure sums alone, or not at all.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Take part in a federation, or make this node's models from the psi that it has."""
@@ -42,7 +45,7 @@ def node(
     if odd := set(withhold or []) - {*WITHHELD}:
         raise ConfigError(f"'{min(odd)}' cannot be withheld: use {' or '.join(WITHHELD)}")
     if data is not None:
-        own = NodeSettings(data, tuple(withhold or []), tuple(context.obj))
+        own = NodeSettings(data, tuple(withhold or []), tuple(context.obj), secure_sum)
         write_node_settings(opened, own)
     settings = read_node_settings(opened)
     if action == "personalize":

@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,6 +8,12 @@ import typer
 from flowdup.commands.completion import complete_setting
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Inputs = Annotated[
+    Path,
+    typer.Option(
+        "--input", help="Inputs: .npz, .npy, .csv, an image, a folder or a .tar of images."
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="key=value, e.g. server.rounds=10", autocompletion=complete_setting),

@@ -19,6 +19,7 @@ class Roster(NamedTuple):
 
     labeled_ids: Ids
     unlabeled_ids: Ids
+    away: int = 0  # clients that cannot be reached now and may come back
 
     @classmethod
     def of(cls, clients: Sequence[ClientData]) -> "Roster":

@@ -3,18 +3,21 @@
     hypernetwork.onnx   a set of inputs as stored [n, *shape] -> v [k] and r(X)
     classifier.onnx     inputs as stored [n, *shape] and theta [d] -> logits
     weights.bin         little-endian float32: psi_r [k], and theta [d] where it was learned
-    manifest.json       shapes, seed, expansion, correction, class names, a SHA-256 of every file
+    manifest.json       shapes, seed, expansion, correction, familiarity, class names, a SHA-256 of
+                        every file
+    samples.*           where asked for: clients to begin with (`samples.py`)
     SHA256SUMS          of all of them, for `sha256sum --check`
 
 theta = start + S P v: P, and start where it was not learned, follow from the seed (`random.py`,
 `subspace.py`: the same bits in every language) and are not in the bundle; the manifest has their
 SHA-256.  Where the federation corrects for class shares, the manifest has the numbers, and the
-consumer runs EM (`prior.py`).
+consumer runs EM (`prior.py`).  Where the run has stored how to tell foreign clients
+(`familiarity.py`), `familiarity` has it, else null.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flowdup.data.clients import ClientData
 from flowdup.errors import ConfigError
 from flowdup.export.onnx_files import example_inputs, onnx_bytes
+from flowdup.export.samples import ABOUT, POINTS, sample_files
 from flowdup.files import write_atomic
 from flowdup.methods.corrected import PREFIX, Corrected
 from flowdup.methods.flowdup import FLowDUP
@@ -40,8 +45,10 @@ HYPERNETWORK, CLASSIFIER = "hypernetwork.onnx", "classifier.onnx"
 WEIGHTS, MANIFEST, SUMS = "weights.bin", "manifest.json", "SHA256SUMS"
 
 
-def export_bundle(federation: Federation, out: Path) -> dict[str, Any]:
-    """Write the files into a folder; what the manifest says."""
+def export_bundle(
+    federation: Federation, out: Path, samples: Sequence[ClientData] = ()
+) -> dict[str, Any]:
+    """Write the files into a folder, sample clients beside them; what the manifest says."""
     method = _method_of(federation)
     psi = {n: p.cpu() for n, p in federation.psi.items() if not n.startswith(PREFIX)}
     start = _start(federation, method, psi)
@@ -53,12 +60,15 @@ def export_bundle(federation: Federation, out: Path) -> dict[str, Any]:
             _Classifier(method.f), [x, theta], ["x", "theta"], ["logits"], about
         ),
         WEIGHTS: _weights(method, psi, start),
+        **sample_files([federation.spec.inputs.check(client) for client in samples]),
     }
     manifest = _manifest(federation, method, start) | {"files": _digests(files)}
     files[MANIFEST] = json.dumps(manifest, indent=2).encode()
     sums = "".join(f"{digest}  {name}\n" for name, digest in _digests(files).items())
     for name, content in (files | {SUMS: sums.encode()}).items():
         write_atomic(out / name, content)
+    for name in {POINTS, ABOUT} - files.keys():  # of an earlier bundle
+        (out / name).unlink(missing_ok=True)
     return manifest
 
 
@@ -153,6 +163,7 @@ def _manifest(federation: Federation, method: FLowDUP, start: Tensor | None) -> 
         "start": "seed" if start is None else WEIGHTS,
         "layers": list(_layers(method)),
         "correction": correction,
+        "familiarity": federation.summary.table() if federation.summary else None,
     }
 
 

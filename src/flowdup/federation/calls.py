@@ -33,17 +33,17 @@ class Calls:
     proxies: Mapping[str, Any]  # of FLARE, by node
     settings: CallSettings
     lost: dict[str, str] = field(default_factory=dict)  # why, by node
-    lost_at: dict[str, float] = field(default_factory=dict)  # when
+    lost_at: dict[str, float] = field(default_factory=dict)  # a time by which it was silent
 
     @property
     def alive(self) -> list[str]:
         """Nodes that have not been given up, in order."""
         return [node for node in self.proxies if node not in self.lost]
 
-    def give_up(self, node: str, reason: str) -> None:
-        """Call a node no more in this job."""
+    def give_up(self, node: str, reason: str, since: float = 0.0) -> None:
+        """Call a node no more in this job; it was silent for so many seconds at least."""
         self.lost.setdefault(node, reason)
-        self.lost_at.setdefault(node, time.time())
+        self.lost_at.setdefault(node, time.time() - since)
 
     def call(self, name: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Answers by node; who gives none is lost, and `lost` says why."""
@@ -85,7 +85,9 @@ class Calls:
             for node in list(waiting):
                 if now - heard[node] > self.settings.silence or now > deadline:
                     waiting.remove(node)
-                    self.give_up(node, f"no answer to '{name}' and no sign of life")
+                    # its last sign of life may have been somewhat later than we heard one
+                    silent = max(0.0, now - heard[node] - self.settings.silence / 2)
+                    self.give_up(node, f"no answer to '{name}' and no sign of life", silent)
         return {node: answers[node] for node in arguments if node in answers}
 
 

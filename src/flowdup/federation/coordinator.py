@@ -15,13 +15,14 @@ from nvflare.collab import collab
 
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
-from flowdup.errors import FederationError, FlowdupError, FolderInUseError
+from flowdup.errors import ConfigError, FederationError, FlowdupError, FolderInUseError
 from flowdup.federation.calls import Calls, CallSettings
-from flowdup.federation.engine import FederationSettings, NodePopulation
+from flowdup.federation.engine import NodePopulation
 from flowdup.federation.folder import FederationFolder, read_json, write_json
 from flowdup.federation.inputs import find_inputs
 from flowdup.federation.kit import authority_digest
 from flowdup.federation.record import ClientBook, NodeRecord
+from flowdup.federation.settings import FederationSettings
 from flowdup.registry import import_modules
 from flowdup.run.folder import RunFolder
 from flowdup.run.training import train_run
@@ -75,6 +76,11 @@ class Coordinator:
             except StopIteration as end:
                 stopped = bool(end.value)
                 break
+            except ConfigError as error:
+                if not calls.lost:
+                    raise
+                away = ", ".join(calls.lost)
+                raise FederationError(f"without {away}: {error}") from None  # who may come back
             self._tell(metrics, calls)
         _, state = load_checkpoint(out.kept)
         done = population.keep(state.round, state.deployed) if population.engines else []
@@ -105,6 +111,7 @@ class Coordinator:
             run=out.path,
             settings=FederationSettings(**request["federation"]),
             origin=origin,
+            kit=self.files.coordinator,
             say=self._say,
         )
 
@@ -114,6 +121,8 @@ class Coordinator:
         told = f"round {metrics['round']}: loss {loss:.4f}, {len(calls.alive)} nodes"
         if accuracy is not None:
             told += f", accuracy of validation clients {accuracy:.2f} %"
+        if "epsilon" in metrics:
+            told += f", epsilon {metrics['epsilon']:.3g}"
         self._say(told)
 
     def _stops(self) -> bool:

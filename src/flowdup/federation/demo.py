@@ -95,11 +95,10 @@ def run_demo(out: Path) -> dict[str, Any]:
         ),
         "seconds_per_round": _median(r["seconds"] for r in rounds if not r["missing"]),
         "max_difference_to_simulation": _difference(config, population, before),
-        "rounds_before_kill": before.round,
+        "rounds_compared_with_simulation": before.round,
         "seconds_until_round_went_on_after_kill": round(missed["time"] - killed, 2),
-        "rounds_of_killed_node_afterwards": sum(
-            _KILLED in r["answered"] for r in rounds if r["round"] > missed["round"]
-        ),
+        "round_of_kill": missed["round"],
+        "rounds_of_killed_node": [r["round"] for r in rounds if _KILLED in r["answered"]],
         "bytes_up_per_client": status["bytes_up_per_client"],
         "bytes_down_per_client": status["bytes_down_per_client"],
         "accuracy": {

@@ -10,26 +10,22 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from flowdup.calibration import Calibration
 from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
-from flowdup.federation.node import stage_request
+from flowdup.federation.fitting import fit_at_nodes
 from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
+from flowdup.federation.secure_round import SecureRound, new_terms
+from flowdup.federation.settings import FederationSettings, check_federation
+from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
 from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
 
+_Members = dict[str, dict[int, int]]  # by node, the clients' numbers there by position
 _LATER = "the run goes on when more of them are there"
-
-
-@dataclass(frozen=True)
-class FederationSettings:
-    """How a federation runs, apart from what it learns."""
-
-    minimum: int = 1  # nodes whose replies a round needs
-    norm_bound: float = 1000.0  # the largest norm of a client's update that is not refused
-    encoding: str = "factors"  # of replies (`wire.py`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +38,7 @@ class NodePopulation(RemotePopulation):
     run: Path
     settings: FederationSettings
     origin: dict[str, Any]  # what identifies the federation
+    kit: Path  # the coordinator's own
     say: Callable[[str], None]
     engines: list["FederationEngine"] = field(default_factory=list)  # the latest last
 
@@ -72,6 +69,28 @@ class NodePopulation(RemotePopulation):
                 self.refuse(node, round, "its accuracies are no percentages")
         return found
 
+    def calibrate(self, round: int, params: Params) -> Calibration | None:
+        """Fitted by sums over the nodes' validation clients, whose logits and labels stay there."""
+        engine = self.engines[-1]
+        task = task_to_bytes(engine.params_task(round, params))
+
+        def refuse(node: str, reason: str) -> None:
+            self.refuse(node, round, reason)
+
+        classes, interpolates = self.spec.classes, engine.stage.interpolates
+        return fit_at_nodes(self.calls, task, classes, interpolates, refuse)
+
+    def traffic(self) -> dict[str, int]:
+        """Of the latest round: bytes per client, psi being sent once to a node."""
+        latest = self.engines[-1].latest
+        if latest is None or not latest.clients:
+            return {}
+        up, down = sum(latest.bytes_up.values()), sum(latest.bytes_down.values())
+        return {
+            "bytes_up_per_client": round(up / latest.clients),
+            "bytes_down_per_client": round(down / latest.clients),
+        }
+
     def keep(self, round: int, params: Params) -> list[str]:
         """Give psi to all nodes, who make their models; who has done so."""
         task = task_to_bytes(self.engines[-1].params_task(round, params))
@@ -101,6 +120,8 @@ class FederationEngine:
             name: TensorSpec(tuple(spec.shapes[f"psi/{name}"]), dtype) for name in spec.psi_names
         }
         self.limit = most_bytes(self.schema)
+        self.latest: RoundRecord | None = None
+        check_federation(stage.config, population.settings)
         self._begin()
 
     @property
@@ -147,51 +168,79 @@ class FederationEngine:
         self.population.book.enter(node, int(clients), labeled)  # type: ignore[arg-type]
 
     def params_task(self, round: int, params: Params) -> Task:
-        """Parameters for evaluation, as a task without a cohort."""
+        """Parameters for evaluation, as a task without a cohort; a correction is broadcast."""
         psi = {n: params[n] for n in self.schema}
-        return Task(round, psi, {}, {})
+        return Task(round, psi, {n: p for n, p in params.items() if n not in psi}, {})
 
     def train(self, task: Task) -> Iterator[Reply]:
         """Checked replies of those who answered; FederationError if they are too few."""
         began, population = time.monotonic(), self.population
-        members: dict[str, dict[int, int]] = {}
+        members: _Members = {}
         for position, client in task.cohort.items():
             node, number = population.book.locate(client)
             members.setdefault(node, {})[position] = number
+        collect = self._sum if population.settings.secure else self._collect
+        found = collect(task, members)
+        for node, reason in found.refused.items():
+            population.refuse(node, task.round, reason)
+        record = RoundRecord(
+            task.round,
+            [*members],
+            found.answered,
+            found.missing,
+            found.refused,
+            sum(reply.clients for reply in found.replies),
+            found.down,
+            found.up,
+            round(time.monotonic() - began, 3),
+        )
+        append_round(population.run, record)
+        self.latest = record
+        for node, reason in found.missing.items():
+            population.say(f"round {task.round}: without {node}: {reason}")
+        few = len(found.answered) < min(population.settings.minimum, len(members))
+        if few or not found.replies:
+            why = found.failure or f"{len(found.answered)} nodes answered"
+            raise FederationError(f"round {task.round}: {why}: {_LATER}")
+        yield from found.replies
+
+    def _collect(self, task: Task, members: _Members) -> "_Found":
+        """Every client's own reply, checked, in the cohort's order."""
+        found = _Found()
         asked = {node: (task_to_bytes(_share(task, own)),) for node, own in members.items()}
-        answers = population.calls.call("train", asked)
-        replies: dict[int, Reply] = {}
-        refused: dict[str, str] = {}
-        missing = {n: population.calls.lost.get(n, "") for n in asked if n not in answers}
-        answered: list[str] = []
-        up: dict[str, int] = {}
+        found.down = {node: len(content) for node, (content,) in asked.items()}
+        calls, replies = self.population.calls, dict[int, Reply]()
+        answers = calls.call("train", asked)
+        found.missing = {n: calls.lost.get(n, "") for n in asked if n not in answers}
         for node, answer in answers.items():
             try:
                 if isinstance(answer, dict) and "error" in answer:
-                    missing[node] = f"it could not train ({answer['error']})"
+                    found.missing[node] = f"it could not train ({answer['error']})"
                     continue
                 contents = _contents(answer, len(members[node]))
-                up[node] = sum(map(len, contents))
+                found.up[node] = sum(map(len, contents))
                 checked = [self._checked(content, task.round) for content in contents]
                 replies |= zip(members[node], checked, strict=True)
-                answered.append(node)
+                found.answered.append(node)
             except MessageError as error:
-                refused[node] = str(error)
-                population.refuse(node, task.round, str(error))
-        down = {node: len(content) for node, (content,) in asked.items()}
-        seconds = round(time.monotonic() - began, 3)
-        append_round(
-            population.run,
-            RoundRecord(
-                task.round, [*asked], answered, missing, refused, len(replies), down, up, seconds
-            ),
-        )
-        for node, reason in missing.items():
-            population.say(f"round {task.round}: without {node}: {reason}")
-        if len(answered) < min(population.settings.minimum, len(asked)) or not replies:
-            raise FederationError(f"round {task.round}: {len(answered)} nodes answered: {_LATER}")
-        for position in sorted(replies):
-            yield replace(replies[position], member=position)
+                found.refused[node] = str(error)
+        found.replies = [replace(replies[p], member=p) for p in sorted(replies)]
+        return found
+
+    def _sum(self, task: Task, members: _Members) -> "_Found":
+        """One reply, the sum over all nodes that stayed to the end."""
+        population, clients = self.population, {node: len(own) for node, own in members.items()}
+        bound, alive = population.settings.number_bound, len(population.calls.alive)
+        terms = new_terms(task.round, clients, bound, alive)
+        secure = SecureRound(population.calls, population.kit, terms, self.schema)
+        tasks = {node: task_to_bytes(_share(task, own)) for node, own in members.items()}
+        found = _Found(secure.missing, secure.refused, secure.down, secure.up)
+        try:
+            reply, found.answered = secure.run(tasks, clients)
+            found.replies = [reply]
+        except MessageError as error:
+            found.failure = str(error)
+        return found
 
     def _checked(self, content: bytes, round: int) -> Reply:
         reply = reply_from_bytes(content, round, self.schema, self.limit)
@@ -211,6 +260,19 @@ class FederationEngine:
         if pairs:
             raise FederationError("a coordinator has no inputs: evaluate at nodes")
         return []
+
+
+@dataclass
+class _Found:
+    """What came of a round."""
+
+    missing: dict[str, str] = field(default_factory=dict)  # why, by node
+    refused: dict[str, str] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)  # bytes, by node
+    up: dict[str, int] = field(default_factory=dict)
+    answered: list[str] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    failure: str = ""  # why there is no reply
 
 
 def _share(task: Task, members: dict[int, int]) -> Task:

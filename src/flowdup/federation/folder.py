@@ -6,6 +6,7 @@ coordinator/       the coordinator's own kit, where FLARE also keeps its logs an
 admin/             the certificate that may submit jobs; viewer/ has one that may only look
 kits/NODE/         what a node is given, to be handed over and then deleted here
 nodes.json         who is suspended, and every refusal
+refused.json       connections and commands that the server turned away, counted by reason
 run/               the run folder (`run/folder.py`), and in it rounds.jsonl, clients by node
 request.json       what the coordinator's job is to do; written by `flowdup federation run`
 job.json           which nodes the running job has; written by the job
@@ -68,6 +69,11 @@ class FederationFolder:
     def nodes(self) -> Path:
         """The file of refusals and suspensions."""
         return self.path / "nodes.json"
+
+    @property
+    def refused(self) -> Path:
+        """The file in which the server counts whom it turned away."""
+        return self.path / "refused.json"
 
     @property
     def request(self) -> Path:

@@ -89,6 +89,13 @@ def authority_digest(kit: Path) -> str:
     return hashlib.sha256((kit / "startup" / "rootCA.pem").read_bytes()).hexdigest()
 
 
+def certificates_until(kit: Path) -> str:
+    """The day on which the first certificate in a kit is no longer valid, such as 2027-11-12."""
+    paths = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
+    found = (x509.load_pem_x509_certificate(path.read_bytes()) for path in paths)
+    return min(one.not_valid_after_utc for one in found).date().isoformat()
+
+
 def _digests(path: Path) -> dict[str, Any]:
     files = (file for folder in _SEALED for file in (path / folder).rglob("*") if file.is_file())
     return {

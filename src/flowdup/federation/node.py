@@ -1,15 +1,15 @@
 """The node's side of a job: its clients, the method and ClientUpdate, resident for the whole job.
 
 What it says to the coordinator is listed here: `describe` and `begin` answer with counts, labeled
-or not, shapes and channel sums, `train` with replies, `evaluate` with accuracies.  Of an error only
-the kind is told, since its sentence may speak of data; the sentence is printed here.
+or not, shapes and channel sums, `train` with replies, `evaluate` with accuracies, `likelihood` and
+`grid` with sums and accuracies of validation clients.  Of an error only the kind is told, since its
+sentence may speak of data; the sentence is printed here.
 """
 
-import json
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,27 @@ from nvflare.collab import collab
 from nvflare.collab.api.context import get_call_context
 
 from flowdup.checkpoint import save_checkpoint
-from flowdup.config import Config, read_config
-from flowdup.data.clients import ClientData
-from flowdup.data.given_clients import read_given_clients
+from flowdup.config import read_config
 from flowdup.data.inspection import find_source
 from flowdup.data.population import read_clients
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.devices import one_core
-from flowdup.engines import build_engine
 from flowdup.errors import FlowdupError, MessageError
-from flowdup.evaluation import transductive_logits
+from flowdup.federation.fitting import NodeFitting
 from flowdup.federation.folder import write_json
 from flowdup.federation.kit import open_kit
 from flowdup.federation.models import DATA_FILE, write_models
 from flowdup.federation.processes import KIT_VARIABLE, read_node_settings
-from flowdup.federation_spec import FederationSpec, read_spec
-from flowdup.messages import Schema, Task, TensorSpec
-from flowdup.methods import MethodContext, Params
-from flowdup.random import Stream
+from flowdup.federation.secure_keys import SignedKeys
+from flowdup.federation.secure_node import SecureNode, read_terms
+from flowdup.federation.stage import NodeStage
+from flowdup.methods.corrected import PREFIX
+from flowdup.params import strip_prefix
 from flowdup.registry import import_modules
 from flowdup.server import ServerState
 from flowdup.settings import plain
-from flowdup.stored_tensors import load_tensors
-from flowdup.strict_json import get_object, get_text, read_object
+from flowdup.strict_json import read_object
 from flowdup.version import __version__
-from flowdup.wire import most_bytes, reply_with_feedback, task_from_bytes
 
 Answer = dict[str, Any]  # of plain values and bytes
 _COORDINATOR = "server"  # its name in FLARE's calls
@@ -58,7 +54,10 @@ class Node:
         self.data = self.settings.data
         import_modules(self.settings.modules)
         self.lock = threading.Lock()  # one call at a time, but for `ping`
-        self.stage: _Stage | None = None
+        self.stage: NodeStage | None = None
+        self.name = kit.node
+        self.sum: SecureNode | None = None  # of the round in hand
+        self.fitting = NodeFitting(None, False)  # of a correction
 
     @collab.publish
     def ping(self) -> str:
@@ -78,12 +77,47 @@ class Node:
     @collab.publish
     def train(self, task: bytes) -> Answer:
         """The replies of the members of a cohort that are here, in the order of the cohort."""
-        return self._answer("train", lambda: {"replies": self._stage().train(task)})
+        return self._answer("train", lambda: {"replies": self._train(task)})
+
+    @collab.publish
+    def secure_keys(self, terms: str) -> Answer:
+        """Begin a secure sum: this node's keys in it, signed."""
+        return self._answer("begin a secure sum", lambda: {"content": self._begin_sum(terms)})
+
+    @collab.publish
+    def secure_share(self, keys: Answer) -> Answer:
+        """Sealed shares of this node's secrets, for each of the other nodes."""
+        return self._answer("share", lambda: {"content": self._sum().share(keys)})
+
+    @collab.publish
+    def secure_mask(self, task: bytes, sealed: Answer) -> Answer:
+        """Train; the sum of the updates of the cohort's members that are here, behind masks."""
+        return self._answer("train", lambda: {"content": self._train_masked(task, sealed)})
+
+    @collab.publish
+    def secure_reveal(self, survivors: list[str]) -> Answer:
+        """Shares that take the masks off the whole sum."""
+        return self._answer("reveal", lambda: {"content": self._sum().reveal(survivors)})
 
     @collab.publish
     def evaluate(self, task: bytes) -> Answer:
         """The accuracy of validation clients, each with its own model; withheld: their mean."""
         return self._answer("evaluate", lambda: {"accuracies": self._stage().accuracies(task)})
+
+    @collab.publish
+    def calibrate(self, task: bytes) -> Answer:
+        """Make ready for the fit of a correction: whether there are clients to fit it on."""
+        return self._answer("calibrate", lambda: self._calibrate(task))
+
+    @collab.publish
+    def likelihood(self, move: float, parameters: list[float]) -> Answer:
+        """Sums over the labeled points of validation clients, at one scale and bias."""
+        return self._answer("calibrate", lambda: self.fitting.likelihood(move, parameters))
+
+    @collab.publish
+    def grid(self, move: float, parameters: list[float]) -> Answer:
+        """The accuracy of validation clients with each setting of the prior; withheld: a mean."""
+        return self._answer("calibrate", lambda: self.fitting.grid(move, parameters))
 
     @collab.publish
     def keep(self, task: bytes) -> Answer:
@@ -105,10 +139,28 @@ class Node:
     def _say(self, line: str) -> None:
         print(line, flush=True)
 
-    def _stage(self) -> "_Stage":
+    def _stage(self) -> NodeStage:
         if self.stage is None:
             raise MessageError("the coordinator asks for work before a stage has begun: drop it")
         return self.stage
+
+    def _train(self, task: bytes) -> list[bytes]:
+        if self.settings.secure:
+            raise MessageError("this node sends secure sums alone, and an update was asked for")
+        return self._stage().train(task)
+
+    def _begin_sum(self, terms: str) -> SignedKeys:
+        self.sum = SecureNode(self.kit, self.name, read_terms(terms, _MOST_REQUEST))
+        return self.sum.keys()
+
+    def _sum(self) -> SecureNode:
+        if self.sum is None:
+            raise MessageError("the coordinator asks for a sum that has not begun: drop it")
+        return self.sum
+
+    def _train_masked(self, task: bytes, sealed: Answer) -> bytes:
+        stage = self._stage()
+        return self._sum().mask(sealed, [reply for _, reply in stage.replies(task)], stage.schema)
 
     def _describe(self, request: str) -> Answer:
         config = read_config(_table(request))
@@ -130,7 +182,7 @@ class Node:
 
     def _begin(self, request: str, start: bytes) -> Answer:
         as_one = "clients" in self.settings.withhold
-        self.stage = stage = _Stage(_table(request), start, self.data, as_one)
+        self.stage = stage = NodeStage(_table(request), start, self.data, as_one)
         many, known = len(stage.clients), "labels" not in self.settings.withhold
         labeled = [client.labeled for client in stage.clients]
         if stage.as_one:
@@ -146,11 +198,21 @@ class Node:
             "labeled": labeled if known else None,
         }
 
+    def _calibrate(self, task: bytes) -> Answer:
+        stage = self._stage()
+        self.fitting = NodeFitting(stage.calibrating(task), stage.as_one)
+        return {"labeled": self.fitting.clients is not None}
+
     def _keep(self, data: bytes) -> Answer:
         stage = self._stage()
         task = stage.read(data)
         state = ServerState(
-            task.round, task.psi, {}, stage.method.server_state(), start=stage.start
+            task.round,
+            task.psi,
+            {},
+            stage.method.server_state(),
+            correction=strip_prefix(task.broadcast, PREFIX),
+            start=stage.start,
         )
         save_checkpoint(self.kit / "federation", stage.spec, state)
         write_json(self.kit / "federation" / DATA_FILE, plain(stage.config)["data"])
@@ -164,93 +226,6 @@ def _check_caller() -> None:
     context = get_call_context()
     if context is not None and context.caller != _COORDINATOR:
         raise MessageError(f"node '{context.caller}' calls this one, and only the coordinator may")
-
-
-class _Stage:
-    """What a stage needs: clients in its form, its method and engine."""
-
-    def __init__(self, table: dict[str, Any], start: bytes, data: Path, as_one: bool) -> None:
-        self.config = config = read_config(get_object(table, "config"))
-        inputs = read_spec(get_object(table, "inputs"))
-        self.number, self.encoding = int(table["number"]), get_text(table, "encoding")
-        self.start = load_tensors(start) if start else {}
-        self.stream, self.as_one = Stream(config.seed), as_one
-        grouped = (data / "train").is_dir()
-        self.clients = read_given_clients(data, config.data, inputs, "train" if grouped else "")
-        self.validation: list[ClientData] = []
-        if grouped and (data / "validation").is_dir():
-            self.validation = read_given_clients(data, config.data, inputs, "validation")
-        engine = replace(config.engine, name="sequential", device="auto")
-        device, self.dtype = engine.torch_device(), engine.torch_dtype()
-        context = MethodContext(
-            config.model,
-            inputs,
-            self.stream,
-            device,
-            self.dtype,
-            engine.compute_dtype(),
-            start=self.start or None,
-        )
-        self.method = config.method.build(context)
-        self.spec = FederationSpec.of(
-            config.seed, config.model, config.method.table(), inputs, self.method
-        )
-        self.engine = build_engine(engine, self.method, config.client, self.clients, self.stream)
-        self.device = device
-        self.residuals: dict[int, Params] = {}  # by client, what rounding left out of its replies
-        self.schema: Schema = {
-            name: TensorSpec(tuple(self.spec.shapes[f"psi/{name}"]), self.dtype)
-            for name in self.spec.psi_names
-        }
-        self.limit = most_bytes(self.schema)
-
-    def read(self, data: bytes) -> Task:
-        """A checked task, on this machine's device."""
-        task = task_from_bytes(data, self.schema, self.limit)
-        psi, broadcast = (
-            {n: t.to(self.device, self.dtype) for n, t in tensors.items()}
-            for tensors in (task.psi, task.broadcast)
-        )
-        return replace(task, psi=psi, broadcast=broadcast)
-
-    def train(self, data: bytes) -> list[bytes]:
-        task = self.read(data)
-        if self.as_one:  # the node itself draws who of its clients takes part
-            draw = self.stream.child("withheld", task.round)
-            cohort = {p: draw.child(p).integers(1, len(self.clients))[0] for p in task.cohort}
-            task = replace(task, cohort={p: int(chosen) for p, chosen in cohort.items()})
-        if any(client >= len(self.clients) for client in task.cohort.values()):
-            raise MessageError("a task names a client that is not here: drop it")
-        replies = []
-        members = task.cohort.values()
-        for client, reply in zip(members, self.engine.train(task), strict=True):
-            residual = self.residuals.get(client, {})
-            content, self.residuals[client] = reply_with_feedback(reply, residual, self.encoding)
-            replies.append(content)
-        return replies
-
-    def accuracies(self, data: bytes) -> list[float]:
-        task = self.read(data)
-        labeled = [client for client in self.validation if client.labeled]
-        found = []
-        for client, logits in zip(
-            labeled, transductive_logits(self.engine, task.start, labeled), strict=True
-        ):
-            known = client.labels >= 0
-            right = logits.argmax(1)[known] == client.labels[known]
-            found.append(100 * float(right.double().mean()))
-        return [sum(found) / len(found)] if self.as_one and found else found
-
-
-def stage_request(config: Config, number: int, spec: FederationSpec, encoding: str) -> str:
-    """What `begin` reads."""
-    table = {
-        "config": plain(config),
-        "number": number,
-        "inputs": asdict(spec.inputs),
-        "encoding": encoding,
-    }
-    return json.dumps(table)
 
 
 def _table(request: str) -> dict[str, Any]:

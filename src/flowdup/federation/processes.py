@@ -15,18 +15,21 @@ from flowdup.strict_json import get_text, get_texts, read_object
 
 KIT_VARIABLE = "FLOWDUP_KIT"  # by which the process of a job finds the node's kit
 WITHHELD = ("clients", "labels")  # what a node may keep to itself
+_HEART_BEAT = 2  # seconds between a node's signs of life, by which it is seen to be back
 
 
 def become_server(folder: FederationFolder) -> NoReturn:
     """Serve until the process is ended."""
     folder.read_names()
-    _become("server.server_train", "fed_server.json", folder.coordinator, "org=coordinator")
+    _become("flowdup.federation.server", "fed_server.json", folder.coordinator, "org=coordinator")
 
 
 def become_node(kit: Kit) -> NoReturn:
     """Take part until the process is ended."""
     os.environ[KIT_VARIABLE] = str(kit.path)
-    _become("client.client_train", "fed_client.json", kit.path, f"uid={kit.node}", "org=nodes")
+    module, name = "nvflare.private.fed.app.client.client_train", f"uid={kit.node}"
+    beat = f"heart_beat_interval={_HEART_BEAT}"
+    _become(module, "fed_client.json", kit.path, name, "org=nodes", beat)
 
 
 @dataclass(frozen=True)
@@ -36,19 +39,23 @@ class NodeSettings:
     data: Path  # of the clients
     withhold: tuple[str, ...] = ()  # of `WITHHELD`, what is not told
     modules: tuple[str, ...] = ()  # that register a user's own models and methods
+    secure: bool = False  # whether updates are sent in secure sums alone
 
 
 def write_node_settings(kit: Kit, settings: NodeSettings) -> None:
     """Store them in the kit, where the process of a job finds them."""
     table = {"data": str(settings.data.resolve()), "withhold": settings.withhold}
-    write_json(kit.settings, table | {"modules": settings.modules})
+    write_json(kit.settings, table | {"modules": settings.modules, "secure": settings.secure})
 
 
 def read_node_settings(kit: Kit) -> NodeSettings:
     """What `write_node_settings` wrote."""
     table = read_object(kit.settings.read_bytes())
     return NodeSettings(
-        Path(get_text(table, "data")), get_texts(table, "withhold"), get_texts(table, "modules")
+        Path(get_text(table, "data")),
+        get_texts(table, "withhold"),
+        get_texts(table, "modules"),
+        table.get("secure") is True,
     )
 
 
@@ -58,7 +65,7 @@ def _become(module: str, config: str, workspace: Path, *settings: str) -> NoRetu
     for left in ("pid.fl", "shutdown.fl", "restart.fl"):
         (workspace / left).unlink(missing_ok=True)
     settings = ("secure_train=true", *settings, "config_folder=config")
-    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}"]
+    command = [sys.executable, "-u", "-m", module]
     os.chdir(workspace)  # some files of FLARE are named from here
     sys.stdout.flush()
     os.execv(sys.executable, [*command, "-m", str(workspace), "-s", config, "--set", *settings])

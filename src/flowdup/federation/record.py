@@ -131,11 +131,14 @@ class ClientBook:
         raise KeyError(client)
 
     def roster(self, nodes: list[str]) -> Roster:
-        """The clients of these nodes; one whose labels are withheld counts as unlabeled."""
+        """The clients of these nodes; one whose labels are withheld counts as unlabeled.  Those of
+        others that have joined are away.
+        """
         groups: dict[bool, list[int]] = {True: [], False: []}
+        away = sum(own["clients"] for node, own in self.table.items() if node not in nodes)
         for node, own in self.table.items():
             if node in nodes:
                 flags = own["labeled"] or [False] * own["clients"]
                 for number, labeled in enumerate(flags, own["first"]):
                     groups[labeled].append(number)
-        return Roster(np.array(groups[True], np.int64), np.array(groups[False], np.int64))
+        return Roster(np.array(groups[True], np.int64), np.array(groups[False], np.int64), away)

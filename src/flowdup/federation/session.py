@@ -24,7 +24,7 @@ from flowdup.errors import FederationError
 from flowdup.federation.provision import NODE_CLASSES, SERVER_CLASSES
 
 _NO_SERVER = (NoConnection, NoReply, InternalError, OSError)
-_FRESH = 11.0  # seconds since a node's last sign; it gives one every 5
+_FRESH = 11.0  # seconds since a node's last sign; it gives one every 2
 _SYNC_SECONDS = 90  # for all nodes to start the process of a job
 
 

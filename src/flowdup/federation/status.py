@@ -5,6 +5,7 @@ from typing import Any
 
 from flowdup.errors import FederationError
 from flowdup.federation.folder import FederationFolder, read_json
+from flowdup.federation.kit import certificates_until
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.session import session
 from flowdup.run.folder import RunFolder
@@ -57,5 +58,7 @@ def federation_status(folder: FederationFolder, out: Path, ask: bool = True) -> 
         "bytes_down": down,
         "bytes_up_per_client": round(up / clients) if clients else None,
         "bytes_down_per_client": round(down / clients) if clients else None,
+        "certificates_until": certificates_until(folder.coordinator),
         "nodes": rows,
+        "refused": read_json(folder.refused),
     }

@@ -16,10 +16,10 @@ from flowdup.config import Config
 from flowdup.errors import ConfigError, FederationError
 from flowdup.federation.calls import CallSettings
 from flowdup.federation.coordinator import FAILED, FINISHED, request_table
-from flowdup.federation.engine import FederationSettings
 from flowdup.federation.folder import FederationFolder, read_json, write_json
 from flowdup.federation.record import NodeRecord
 from flowdup.federation.session import Session, session, write_job
+from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.run.folder import RunFolder
 from flowdup.settings import plain
 
@@ -48,6 +48,7 @@ def run_federation(
 ) -> Iterator[str]:
     """Train and yield lines for people; returns when training is finished or `stop` says so."""
     names, out = folder.read_names(), RunFolder(request.out)
+    check_federation(request.config, request.federation)
     if out.started and not request.resume:
         raise ConfigError(f"{out.path} holds a run already: add --resume, or name another --out")
     with ExitStack() as held:

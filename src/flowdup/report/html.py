@@ -81,10 +81,14 @@ def _headline(run: RunContents) -> str:
 
 
 def _guard_facts(run: RunContents) -> list[tuple[str, str, str]]:
-    """Privacy, and replies that were left out, where a run looked at replies one by one."""
+    """Privacy, bytes between machines, and replies that were left out, where a run has them."""
     facts = []
     if spent := run.curve("epsilon"):
         facts.append(("Epsilon", f"{spent[-1][1]:.3g}", "user-level, see server.privacy"))
+    for key, way in (("bytes_up_per_client", "up"), ("bytes_down_per_client", "down")):
+        if sizes := [size for _, size in run.curve(key)]:
+            mean = sum(sizes) / len(sizes) / 1e6
+            facts.append((f"MB {way}", f"{mean:,.3f}", "per client and round, as sent"))
     if refused := [(round, count) for round, count in run.curve("refused") if count]:
         total = sum(count for _, count in refused)
         facts.append(("Refused replies", f"{total:,}", f"in {len(refused):,} rounds"))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowdup.calibration import Calibration
 from flowdup.config import Config
 from flowdup.data import Population
 from flowdup.engines import Engine, Roster
@@ -21,6 +22,7 @@ class RemoteStage:
     number: int
     spec: FederationSpec  # with the SHA-256 of P and theta_0
     start: Weights  # that the stage begins from; empty: by the seed
+    interpolates: bool  # whether the method's personal models lie on a line from everyone's
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,16 @@ class RemotePopulation(Population, ABC):
     @abstractmethod
     def accuracies(self, round: int, params: Params) -> Sequence[float]:
         """Of validation clients with models of their own, in percent, computed where they are."""
+
+    @abstractmethod
+    def calibrate(self, round: int, params: Params) -> Calibration | None:
+        """The correction of these parameters that is best for the validation clients, fitted by
+        what may be told of them; None if none of them has labels.
+        """
+
+    @abstractmethod
+    def traffic(self) -> dict[str, int]:
+        """Of the latest round, for its metrics: bytes per client, up and down."""
 
     @abstractmethod
     def listing(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from flowdup.federation_spec import FederationSpec
 from flowdup.methods import METHODS, Method, MethodContext, Params
 from flowdup.models import Weights
 from flowdup.params import pack, unpack
-from flowdup.privacy import PrivateRounds, check_accountant, epsilon
+from flowdup.privacy import check_accountant, epsilon
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
@@ -89,7 +89,8 @@ class Simulation:
         )
         self.engine: Engine
         if isinstance(population, RemotePopulation):
-            described = RemoteStage(config, self.stage, self.federation, self.start)
+            interpolates = self.method.interpolates
+            described = RemoteStage(config, self.stage, self.federation, self.start, interpolates)
             self.engine = population.connect(described)
         else:
             self.engine = build_engine(
@@ -100,7 +101,7 @@ class Simulation:
                 self.stream,
                 config.server.sees_each,
             )
-        self.private_rounds = private_rounds(stages, self.stage, self.engine.roster)
+        self.is_private = check_privacy(stages, self.engine.roster)
 
     @classmethod
     def resume(
@@ -113,13 +114,21 @@ class Simulation:
         simulation = cls(config, population, state.stage, state.start)
         return simulation, simulation.checked(spec, state)
 
-    def initial_state(self, round: int = 0) -> ServerState:
-        """Of the stage, after so many rounds of those before."""
+    def initial_state(self, before: ServerState | None = None) -> ServerState:
+        """Of the stage, after the latest state of the one before."""
         found = initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
         if self.config.prior and self.stage == 0:
             psi = self._here(load_prior(Path(self.config.prior), self.federation))
             found = replace(found, psi=psi, average={n: psi[n].clone() for n in found.average})
-        return replace(found, round=round, stage=self.stage, began=round, start=self.start)
+        number, released = (before.round, before.released) if before else (0, ())
+        return replace(
+            found,
+            round=number,
+            stage=self.stage,
+            began=number,
+            start=self.start,
+            released=released,
+        )
 
     def next_stage(self, config: Config, state: ServerState) -> "Simulation":
         """The one after this, beginning from the model that a state of this holds for everyone."""
@@ -143,6 +152,11 @@ class Simulation:
             spec.check(self.method)
             raise CheckpointError(f"the checkpoint belongs to another federation: {_OTHER}")
         check_state(state, self.method, self.config.server)
+        if self.is_private and sum(rounds.rounds for rounds in state.released) != state.round:
+            raise CheckpointError(
+                "the checkpoint does not say of how many clients its cohorts were drawn, and no "
+                f"epsilon could be told: {_OTHER}"
+            )
         # in the order of `init`: sums over parameters must come out the same, in every process
         names = self.federation.psi_names
         psi = self._here({n: state.psi[n] for n in names})
@@ -191,7 +205,9 @@ class Simulation:
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
                 metrics = _metrics(result, numbers.read())
-                if self.private_rounds:
+                if isinstance(self.population, RemotePopulation):
+                    metrics |= self.population.traffic()
+                if self.is_private:
                     metrics["epsilon"] = round(self.epsilon(result.state), 4)
                 if due and result is latest:
                     with self.cores():
@@ -207,9 +223,7 @@ class Simulation:
 
     def epsilon(self, state: ServerState) -> float:
         """What training up to a state costs a client of privacy, at `server.privacy.delta`."""
-        *before, latest = self.private_rounds
-        now = latest._replace(rounds=state.round - state.began)
-        return epsilon([*before, now], self.config.server.privacy.delta)
+        return epsilon(state.released, self.config.server.privacy.delta)
 
     def cores(self) -> AbstractContextManager[None]:
         """What work has to be done in: on a CPU, one core beside those that the engine uses."""
@@ -218,7 +232,7 @@ class Simulation:
     def _validate(self, state: ServerState) -> tuple[Summary, Params]:
         """Accuracy of validation clients, and the correction that it is with."""
         if isinstance(self.population, RemotePopulation):
-            return summarize(self.population.accuracies(state.round, state.deployed)), {}
+            return self._validate_remotely(self.population, state)
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
             found = transductive_logits(self.engine, state.deployed, labeled)
@@ -233,6 +247,17 @@ class Simulation:
         self.predicted = best.predicted
         return summarize(best.accuracies.tolist()), self._here(best.correction)
 
+    def _validate_remotely(
+        self, population: RemotePopulation, state: ServerState
+    ) -> tuple[Summary, Params]:
+        if not self.method.is_corrected:
+            return summarize(population.accuracies(state.round, state.deployed)), {}
+        best = population.calibrate(state.round, replace(state, correction={}).deployed)
+        if best is None:
+            return summarize([]), {}
+        self.predicted = best.predicted
+        return summarize(best.accuracies.tolist()), self._here(best.correction)
+
     def _count_predictions(self, logits: Sequence[Tensor], clients: Sequence[ClientData]) -> Tensor:
         counts = torch.zeros(self.population.spec.classes, dtype=torch.int64)
         for own, client in zip(logits, clients, strict=True):
@@ -240,26 +265,23 @@ class Simulation:
         return counts
 
 
-def private_rounds(stages: Sequence[Config], stage: int, roster: Roster) -> list[PrivateRounds]:
-    """What all stages up to this one may release, each taken to its last round; empty: without
-    noise.  ConfigError where one stage has noise and another has none.
+def check_privacy(stages: Sequence[Config], roster: Roster) -> bool:
+    """Whether rounds have noise; ConfigError where those of one stage have and of another have
+    none, or epsilon would mean nothing.
     """
     noisy = [bool(s.server.privacy.noise) for s in stages]
     if not any(noisy):
-        return []
+        return False
     deltas = {s.server.privacy.delta for s in stages}
     if not all(noisy) or len(deltas) > 1:
         raise ConfigError(
             "all stages must have server.privacy.noise above 0 and the same server.privacy.delta, "
             "or none of them any noise: what one stage gives away, no other takes back"
         )
-    found = []
-    for each in stages[: stage + 1]:
+    for each in stages:
         learns = METHODS[each.method.name].method.learns_unlabeled
-        draws = cohort_draws(each.server, roster, learns)
-        check_accountant(each.server.privacy.delta, draws)
-        found.append(PrivateRounds(each.server.privacy.noise, draws, each.server.rounds))
-    return found
+        check_accountant(each.server.privacy.delta, cohort_draws(each.server, roster, learns))
+    return True
 
 
 def _numbers(result: Round) -> Params:

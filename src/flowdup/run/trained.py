@@ -16,8 +16,8 @@ RANDOM_LABELS = "who has labels was drawn at random from all training clients; l
 
 SEEN_LABELS = (
     "the hypernetwork began from weights that labeled clients had trained, so that no prior is "
-    "free of their labels: train without stages, and `start` from nothing or from a run with the same "
-    "data, seed and fewer labels; or use the route held-out-clients"
+    "free of their labels: train without stages, and `start` from nothing or from a run with the "
+    "same data, seed and fewer labels; or use the route held-out-clients"
 )
 
 

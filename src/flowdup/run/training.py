@@ -23,9 +23,11 @@ from flowdup.engines.distributed import (
     wait_for_all,
 )
 from flowdup.errors import CheckpointError, ConfigError
+from flowdup.familiarity import remove_familiarity
 from flowdup.methods import METHODS, Method
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics, RunFolder
+from flowdup.run.foreign_clients import tell_foreign_clients
 from flowdup.run.lock import locked
 from flowdup.run.origin import (
     check_clients,
@@ -124,7 +126,7 @@ class _Progress:
         while not self.finished:
             if self.stage_done:
                 self.simulation = self.simulation.next_stage(self.config, self.kept or self.state)
-                self.state, self.kept = self.simulation.initial_state(self.state.round), None
+                self.state, self.kept = self.simulation.initial_state(self.state), None
             engine, on_gpu = self.config.engine, self.simulation.device.type == "cuda"
             compiles = " (compiling it, up to a minute)" if on_gpu and engine.compile else ""
             _LOG.info("training the first round%s", compiles)
@@ -154,6 +156,7 @@ def _train_and_write(
     else:  # first of all: other files without a checkpoint are a damaged run
         save(folder.checkpoint)
     if config.run.keep == "last":
+        remove_familiarity(folder.best)
         remove_checkpoint(folder.best)
     elif progress.is_best:  # in case that a kill came between the two
         save(folder.best)
@@ -184,6 +187,8 @@ def _train_and_write(
                 save(folder.checkpoint)
             stopped = True
             break
+    if progress.finished:
+        tell_foreign_clients(folder, progress.simulation, config.run.false_alarms)
     write_report(folder.path)
     wait_for_all()
     return stopped

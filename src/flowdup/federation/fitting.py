@@ -1,0 +1,142 @@
+"""The correction for class shares, fitted on validation clients of all nodes (`calibration.py`).
+
+Logits and labels stay at nodes.  They tell sums over their labeled points (the likelihood and its
+gradient, `1 + classes` numbers) at each scale and bias that the fit asks for, and then the accuracy
+of each client with each setting of the prior.  Beware: from such sums a coordinator can learn how
+many labeled points of each class a node's validation clients have.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowdup.calibration import (
+    MOVES,
+    SETTINGS,
+    Calibration,
+    ClientsHere,
+    Grid,
+    Likelihood,
+    fit_correction,
+)
+from flowdup.errors import MessageError
+from flowdup.federation.calls import Calls
+
+Refuse = Callable[[str, str], None]  # a node, and why
+
+
+class NodeFitting:
+    """A node's side; `as_one`: its clients are not told apart."""
+
+    def __init__(self, clients: ClientsHere | None, as_one: bool) -> None:
+        self.clients, self.as_one = clients, as_one
+
+    def likelihood(self, move: float, parameters: list[float]) -> dict[str, Any]:
+        """As plain numbers."""
+        found = self._here(move).likelihood(move, *_tensors(parameters))
+        loss, gradient = float(found.loss), found.gradient.tolist()
+        return {"points": found.points, "loss": loss, "gradient": gradient}
+
+    def grid(self, move: float, parameters: list[float]) -> dict[str, Any]:
+        """As plain numbers."""
+        log_scale, bias = _tensors(parameters)
+        found = self._here(move).grid(move, log_scale.exp(), bias)
+        accuracies = found.accuracies.mean(1, True) if self.as_one else found.accuracies
+        return {"accuracies": accuracies.tolist(), "predicted": found.predicted.tolist()}
+
+    def _here(self, move: float) -> ClientsHere:
+        if self.clients is None or move not in self.clients.moves:
+            raise MessageError("the coordinator asks for a fit that has not begun: drop it")
+        return self.clients
+
+
+class NodeLeftError(Exception):
+    """A node does not answer any more: what the others tell is no sum over the same points."""
+
+
+@dataclass
+class NodesFitting:
+    """The coordinator's side: clients of some nodes, as a fit sees them (`LabeledClients`)."""
+
+    calls: Calls
+    nodes: list[str]
+    moves: Sequence[float]
+    classes: int
+    refuse: Refuse
+
+    def likelihood(self, move: float, log_scale: Tensor, bias: Tensor) -> Likelihood:
+        """Summed over nodes."""
+        told = self._ask("likelihood", move, log_scale, bias, self._read_likelihood)
+        points, losses, gradients = zip(*told, strict=True)
+        return Likelihood(sum(points), torch.stack(losses).sum(), torch.stack(gradients).sum(0))
+
+    def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
+        """All nodes' clients side by side."""
+        told = self._ask("grid", move, scale.log(), bias, self._read_grid)
+        accuracies, predicted = zip(*told, strict=True)
+        return Grid(torch.cat(accuracies, 1), torch.stack(predicted).sum(0))
+
+    def _ask(
+        self, name: str, move: float, log_scale: Tensor, bias: Tensor, read: Callable[[Any], Any]
+    ) -> list[Any]:
+        words = (move, [float(log_scale), *bias.tolist()])
+        answers, found = self.calls.call(name, {node: words for node in self.nodes}), {}
+        for node, answer in answers.items():
+            if isinstance(answer, dict) and "error" in answer:
+                continue  # its own trouble, and no offence
+            try:
+                found[node] = read(answer)
+            except (ValueError, TypeError, KeyError, RuntimeError):
+                self.refuse(node, "what it tells for the correction cannot be: drop it")
+        if len(found) < len(self.nodes):
+            self.nodes = [*found]
+            raise NodeLeftError
+        return [found[node] for node in self.nodes]
+
+    def _read_likelihood(self, answer: Any) -> Likelihood:
+        points, gradient = answer["points"], torch.tensor(answer["gradient"], dtype=torch.float64)
+        loss = torch.tensor(answer["loss"], dtype=torch.float64)
+        if type(points) is not int or points < 0 or loss.ndim or loss < 0:
+            raise ValueError
+        if gradient.shape != (1 + self.classes,) or not bool(gradient.isfinite().all()):
+            raise ValueError
+        if not math.isfinite(float(loss)):
+            raise ValueError
+        return Likelihood(points, loss, gradient)
+
+    def _read_grid(self, answer: Any) -> Grid:
+        accuracies = torch.tensor(answer["accuracies"], dtype=torch.float64)
+        predicted = torch.tensor(answer["predicted"])
+        shapes = predicted.shape == (len(SETTINGS), self.classes) and accuracies.ndim == 2
+        if not shapes or len(accuracies) != len(SETTINGS) or predicted.is_floating_point():
+            raise ValueError
+        if not bool(((accuracies >= 0) & (accuracies <= 100)).all()) or bool((predicted < 0).any()):
+            raise ValueError
+        return Grid(accuracies, predicted)
+
+
+def fit_at_nodes(
+    calls: Calls, task: bytes, classes: int, interpolates: bool, refuse: Refuse
+) -> Calibration | None:
+    """The correction by all nodes that have labeled validation clients; None if there is none.
+
+    If a node leaves, the fit begins again with the others.
+    """
+    answers = calls.call("calibrate", {node: (task,) for node in calls.alive})
+    nodes = [n for n, told in answers.items() if isinstance(told, dict) and told.get("labeled")]
+    clients = NodesFitting(calls, nodes, MOVES if interpolates else (1.0,), classes, refuse)
+    while clients.nodes:
+        try:
+            return fit_correction(clients)
+        except NodeLeftError:
+            continue
+    return None
+
+
+def _tensors(parameters: list[float]) -> tuple[Tensor, Tensor]:
+    found = torch.tensor(parameters, dtype=torch.float64)
+    return found[0], found[1:]
