@@ -5,8 +5,8 @@ FLowDUP with small networks and few rounds (`small_runs.py`), one seed.  Models 
 are made from 1 to 500 unlabeled points and scored on others, the same for every number of points,
 as `flowdup evaluate --set-sizes` does it.  Simulated clients are given as many points as that
 takes, and may share images.  `--runs` keeps what was trained, and a set that `--presets` does not
-name keeps its row.  CIFAR-10 and FEMNIST take `--full`, for a GPU: after so few rounds with a small
-network, models hang on a client's data hardly at all.
+name keeps its row.  CIFAR-10 and FEMNIST take `--full`, for a GPU: models of CIFAR-10's clients
+hardly depend on their data after so few rounds with a small network, and FEMNIST is too slow.
 """
 
 import argparse

@@ -20,7 +20,7 @@ class SmallRun:
 
     preset: str
     data: str  # its name for people
-    settings: tuple[str, ...] | None  # None: a CPU cannot train it to any use in minutes
+    settings: tuple[str, ...] | None  # None: not in minutes on a CPU
 
     def train(self, runs: Path, seed: int = 0, full: bool = False) -> Path:
         """The run's folder; training goes on where it was stopped, if at all."""

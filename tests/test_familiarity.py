@@ -145,6 +145,8 @@ def test_embeddings_that_are_not_finite_are_refused() -> None:
     broken = [*clients(20, 2), torch.full((4, WIDTH), torch.nan)]
     with pytest.raises(ConfigError, match="NaN or infinite"):
         fit_familiarity(clients(30, 1), broken, mean)
+    with pytest.raises(ConfigError, match="has 2 dimensions"):
+        fit_familiarity(clients(30, 1), clients(30, 2), lambda x: x[:1])
     fitted = fit_familiarity(clients(30, 1), clients(30, 2), mean)
     assert fitted.judge(torch.full((WIDTH,), torch.nan), 3) == Verdict(
         math.inf, fitted.limits[3], True, 0.05

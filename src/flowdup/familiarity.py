@@ -168,6 +168,11 @@ def fit_familiarity(
 
     def embedded(x: Tensor) -> Tensor:
         r = embed(x).cpu()
+        if r.ndim != 1:
+            raise ConfigError(
+                f"an embedding has {r.ndim} dimensions: to tell foreign clients by it, make it a "
+                "vector"
+            )
         if not bool(r.isfinite().all()):
             raise ConfigError(
                 "clients' embeddings have NaN or infinite numbers, by which no foreign client can "

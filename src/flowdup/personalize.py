@@ -71,7 +71,13 @@ class Federation:
 
         FlowdupError if the method has none.
         """
-        weights = self.method.global_model(self.psi)
+        try:
+            weights = self.method.global_model(self.psi)
+        except FlowdupError:
+            raise FlowdupError(
+                f"method '{self.spec.method['name']}' learns no model for everyone: take the "
+                "client's own, or train flowdup or flowdup-plus"
+            ) from None
         return PersonalModel(self._model, self.spec.inputs, weights)
 
     def familiarity(self, x: Inputs) -> Verdict:

@@ -172,6 +172,12 @@ def test_lazy_clients_and_stages_are_told_apart_as_well(
     assert alarms(tmp_path / "run", [255 - x for x in unseen]) >= 0.95
 
 
+def test_a_method_without_a_model_for_everyone_says_so(tmp_path: Path) -> None:
+    train(tmp_path / "run", "server.rounds=1", "method.name=pefll")
+    with pytest.raises(FlowdupError, match="'pefll' learns no model for everyone: take the client"):
+        flowdup.load(tmp_path / "run").global_model()
+
+
 def test_the_global_model_is_what_the_method_holds_for_everyone(
     whole: Path, unseen: list[Tensor]
 ) -> None:

@@ -38,8 +38,8 @@ test("every sample client gets Python's answers, its accuracy is shown, and no r
   await visit.close();
 });
 
-test("once it is loaded, the browser refuses requests of the page and of its worker", async () => {
-  const visit = await Visit.start(browser);
+test.each(["flowdup serve", "any web server"])("once it is loaded from %s, page and worker can send nothing", async (from) => {
+  const visit = await Visit.start(browser, {}, "", { headers: from === "flowdup serve" });
   const target = `${inject("url")}bundle/manifest.json`;
   const ask = (address: string) => fetch(address).then(() => "sent", () => "refused");
   expect(await visit.page.evaluate(ask, target)).toBe("refused");

@@ -54,8 +54,14 @@ class Session {
     await this.addPoints(point ?? new Uint8Array(), point ? [] : ["The pad is empty: draw on it first."]);
   }
 
+  /** What is being computed is not wanted any more. */
+  cancel(): void {
+    this.asked++;
+    this.results.setBusy(false);
+  }
+
   removeAll(): void {
-    this.asked++; // what is being computed is not wanted any more
+    this.cancel();
     this.collection.clear();
     this.results.hide();
     showNotes([]);
@@ -183,6 +189,7 @@ async function start(): Promise<void> {
           `it reads inputs of shape ${opened.manifest.inputs.shape.join(" × ")} and type ` +
             `${opened.manifest.inputs.dtype}, and this page has images`,
         );
+      session?.cancel();
       session = new Session(loaded.engine, opened, results);
     } catch (error) {
       return fail(`This model cannot be used: ${(error as Error).message}.`);
