@@ -1,14 +1,21 @@
 """Benchmarks run through and write what they promise; how long anything takes is not tested."""
 
+import argparse
 import json
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+
+from flowdup.data import ClientData
+from flowdup.run.certify_routes import Answers
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -104,3 +111,28 @@ def test_a_process_with_a_million_clients_takes_no_more_memory_than_one_with_a_t
     assert many.keys() >= {"cohort", "seconds_per_round", "device", "versions", "commit"}
     assert many["seconds_per_round"] > 0
     assert many["peak_mb"] < few["peak_mb"] + 60  # 64 bytes per client
+
+
+def test_answers_of_certified_runs_keep_what_prediction_sets_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float16, with the likeliest classes of many; every case of the benchmark has settings."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    certificate, sets = map(import_module, ("certificate", "certificate_sets"))
+    draw = torch.Generator().manual_seed(1)
+    logits = [3 * torch.randn(n, 30, generator=draw) for n in (40, 7, 60)]
+    y = [torch.randint(-1, 30, (len(own),), generator=draw) for own in logits]
+    clients = [ClientData(torch.zeros(len(own), 1), own) for own in y]
+    stored = {f"a/test-{n}": v for n, v in certificate.compact(logits, clients).items()}
+    found, right = sets.read_answers(stored, "a", "test"), Answers(logits, clients)
+    assert found.errors == right.errors
+    for a, b in zip(found.label_scores(), right.label_scores(), strict=True):
+        assert np.abs(a - b).max() < 2e-3
+    assert sum(own.size for own in stored.values()) < 40 * sum(map(len, y))
+
+    cases = [*certificate.cases()]
+    assert len({case.name for case in cases}) == len(cases) == 18
+    given = argparse.Namespace(
+        runs=Path("runs"), device="cpu", precision="tf32", small=False, tiny=True
+    )
+    assert all(case.config(given).rounds <= 3 for case in cases)

@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE / "benchmarks"))
 
 from accuracy import demo, in_detail, methods, other_data, precision, privacy  # noqa: E402
+from certified import by_k, by_p, certificates, pac_bayes, prediction_sets  # noqa: E402
 from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
 from reproduced import main_table, reproduced  # noqa: E402
@@ -74,6 +75,11 @@ TABLES: dict[str, Callable[[Results], str]] = {
         works={"flowdup cnn": "FLowDUP", "fedavg cnn": "FedAvg"},
         columns={"flowdup": "flowdup", "pfl": "pfl {pfl}"},
     ),
+    "certificates": certificates,
+    "certified-sets": prediction_sets,
+    "certified-pac-bayes": pac_bayes,
+    "certified-k": by_k,
+    "certified-p": by_p,
     "start-up": start_up,
     "federation": across_machines,
     "personalizing": personalizing,

@@ -67,6 +67,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
     start: str = ""  # a run folder or model file whose weights the first stage begins from
+    prior: str = ""  # a run folder of the same federation, whose psi training begins from
     before: tuple[Stage, ...] = ()  # stages that come first, [[before]] each: what differs in them
 
     @property

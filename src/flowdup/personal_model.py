@@ -87,8 +87,10 @@ class PersonalModel(nn.Module):
         """Which classes each input may have [n, classes] bool, where the model is: a new client's
         point has its class among them with this probability (`certificate/prediction_sets.py`).
 
-        CertificateError if the federation has not been certified.  Beware: a set may be empty,
-        where no class is likely, and the weights must be those that were personalized.
+        The threshold is the client's own, by how sure its model is of the points that it was made
+        from (`certificate/own_thresholds.py`).  CertificateError if the federation has not been
+        certified.  Beware: a set may be empty, where no class is likely, and the weights must be
+        those that were personalized.
         """
         if self.sets is None:
             raise CertificateError(

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from flowdup.accelerate.functions import fast_function
+from flowdup.certificate.own_thresholds import own_sets
 from flowdup.certificate.prediction_sets import SetThresholds
-from flowdup.certificate.stored import certified_thresholds
+from flowdup.certificate.stored import certified_levels
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.devices import parse_device
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
@@ -44,11 +45,11 @@ class Federation:
         psi: Params,
         round: int,
         start: Weights | None = None,  # that its last stage began from
-        sets: SetThresholds | None = None,  # for prediction sets, if it is certified
+        levels: SetThresholds | None = None,  # of prediction sets, if it is certified
         summary: Familiarity | None = None,  # of training clients, to tell foreign ones by
     ) -> None:
         self.spec, self.method, self.psi, self.round = spec, method, psi, round
-        self.start, self.sets, self.summary = start or {}, sets, summary
+        self.start, self.levels, self.summary = start or {}, levels, summary
         self.device = next(iter(psi.values())).device
 
     @torch.no_grad()
@@ -59,7 +60,10 @@ class Federation:
         weights = self.method.personalize(self.psi, x, _present(x))
         if not all_finite(weights):
             raise too_large("a model")
-        return PersonalModel(self._model, self.spec.inputs, weights, self.sets)
+        model = PersonalModel(self._model, self.spec.inputs, weights)
+        if self.levels:
+            model.sets = own_sets(self.levels, model.predict_proba(x).double().cpu().numpy())
+        return model
 
     @torch.no_grad()
     def global_model(self) -> PersonalModel:
@@ -143,7 +147,7 @@ class Federation:
             self.round,
             self.start,
             where,
-            self.sets,
+            self.levels,
             self.summary,
         )
 
@@ -175,8 +179,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
     digest = psi_digest(state.deployed)
-    sets, summary = certified_thresholds(Path(folder), digest), stored_familiarity(place, digest)
-    return Federation(spec, method, psi, state.round, state.start, sets, summary)
+    levels, summary = certified_levels(Path(folder), digest), stored_familiarity(place, digest)
+    return Federation(spec, method, psi, state.round, state.start, levels, summary)
 
 
 def psi_digest(psi: Params) -> str:
@@ -190,13 +194,13 @@ def _make_federation(
     round: int,
     start: Weights,
     device: str,
-    sets: SetThresholds | None,
+    levels: SetThresholds | None,
     summary: Familiarity | None,
 ) -> Federation:
     place = torch.device(device)
     moved = {n: p.to(place) for n, p in psi.items()}
     method = _build_method(spec, start, place)
-    return Federation(spec, method, moved, round, start, sets, summary)
+    return Federation(spec, method, moved, round, start, levels, summary)
 
 
 def _build_method(spec: FederationSpec, start: Weights, device: torch.device) -> Method:

@@ -142,19 +142,6 @@ def test_theorem_a1_takes_the_mean_of_roots(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", DRAWS)
-def test_untied_variances(seed: int) -> None:
-    r = draw(seed)
-    k, norm = r.randint(1, 500), r.random()
-    alpha_t, alpha_r, s = (10 ** r.uniform(-3, 2) for _ in range(3))
-    ratio = mp.mpf(alpha_r) / mp.mpf(s)
-    right = (mp.mpf(norm) / mp.mpf(s) + k * (ratio - 1 - mp.log(ratio))) / 2
-    right += (mp.mpf(norm) + k * mp.mpf(alpha_r)) / (2 * mp.mpf(alpha_t))
-    assert near(pac_bayes.untied_complexity([norm], k, alpha_t, alpha_r, s, norm), right)
-    tied = pac_bayes.gaussian_complexity([norm], k, alpha_t, alpha_r, norm)
-    assert near(pac_bayes.untied_complexity([norm], k, alpha_t, alpha_r, alpha_r, norm), tied)
-
-
-@pytest.mark.parametrize("seed", DRAWS)
 def test_kl_forms_of_the_bound(seed: int) -> None:
     r = draw(seed)
     n, m = r.randint(60, 600), r.randint(1, 100)
@@ -187,6 +174,13 @@ def test_serfling_and_the_harmonic_mean(seed: int) -> None:
     n_l, delta = r.randint(1, n), r.uniform(0.001, 0.9)
     right = mp.sqrt((1 - mp.mpf(n_l - 1) / n) * mp.log(1 / mp.mpf(delta)) / (2 * n_l))
     assert near(pac_bayes.serfling_margin(n_l, n, delta), right)
+    if n_l < n:
+        risk, found = r.random(), Clients(n_l, n, 1.0)
+        bound = pac_bayes.serfling_bound(risk, found, delta)
+        everyone = min(mp.mpf(risk) + right, mp.mpf(1))
+        assert near(bound.bound, everyone)
+        rest = (n * everyone - n_l * mp.mpf(risk)) / (n - n_l)
+        assert near(bound.terms["unlabeled"], min(rest, mp.mpf(1)))
     sizes = [r.randint(1, 999) for _ in range(r.randint(1, 30))]
     assert near(harmonic_mean(sizes), len(sizes) / mp.fsum(mp.mpf(1) / s for s in sizes))
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowdup.certificate import client_quantile, compression, kl, pac_bayes, prediction_sets
+from flowdup.certificate import (
+    client_quantile,
+    compression,
+    kl,
+    own_thresholds,
+    pac_bayes,
+    prediction_sets,
+)
 from flowdup.certificate.checks import harmonic_mean
 from flowdup.certificate.held_out_clients import mean_error_bound
 from flowdup.certificate.pac_bayes import Clients
@@ -77,6 +84,17 @@ def test_the_papers_bound(
     assert level.bound <= risk + pac_bayes.hypernetwork_term(a, clients, delta) + 1e-6
 
 
+@given(risks, st.integers(1, 300), st.integers(2, 300), deltas)
+def test_serflings_bound(risk: float, labeled: int, rest: int, delta: float) -> None:
+    clients, more = (Clients(labeled + i, labeled + rest, 1.0) for i in (0, 1))
+    here = pac_bayes.serfling_bound(risk, clients, delta)
+    assert risk <= here.bound <= here.terms["unlabeled"] + SLACK
+    assert pac_bayes.serfling_bound(risk, more, delta).bound <= here.bound
+    assert pac_bayes.serfling_bound(risk, clients, delta / 2).bound >= here.bound
+    margin = pac_bayes.serfling_margin(labeled, labeled + rest, delta)
+    assert margin <= math.sqrt(math.log(1 / delta) / (2 * labeled))  # Hoeffding, with replacement
+
+
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=9), st.integers(1, 99))
 def test_complexity_grows_with_distances_and_k(distances: list[float], k: int) -> None:
     def c(distances: list[float], k: int, psi_r: float) -> float:
@@ -99,6 +117,28 @@ def test_more_coverage_needs_larger_sets(clients: int, coverage: float, more: fl
     scores = [draw.random(draw.integers(1, 20)) for _ in range(clients)]
     for threshold in (prediction_sets.split_threshold, prediction_sets.quantile_of_quantiles):
         assert threshold(scores, coverage) <= threshold(scores, coverage + more)
+    if clients >= 33:
+        floor = prediction_sets.floor_threshold(scores, coverage)
+        assert floor >= prediction_sets.split_threshold(scores, coverage)
+        covered = [float((own <= floor).mean()) for own in scores]
+        assert np.mean(np.array(covered) >= coverage - 0.05 - SLACK) >= 0.97
+
+
+@given(st.integers(1, 30), st.integers(2, 6), st.integers(0, 99))
+def test_own_levels_order_classes_as_probabilities_do(n: int, classes: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    p = draw.dirichlet(np.ones(classes), n).round(draw.integers(1, 9))  # some are equal
+    levels = own_thresholds.own_levels(p)
+    flat, own = p.reshape(-1), levels.reshape(-1)
+    order = np.argsort(-flat, kind="stable")
+    assert (np.diff(own[order]) >= -SLACK).all()  # a likelier class comes at a lower level
+    same = np.diff(flat[order]) == 0
+    assert (np.abs(np.diff(own[order])[same]) == 0).all()
+    assert own.max() == pytest.approx(p.sum() / n)
+    again = own_thresholds.own_levels(p[::-1])[::-1]  # points in another order
+    assert np.allclose(again, levels)
+    covered = (levels <= 0.8) * p
+    assert covered.sum() / n <= 0.8 + 1e-9  # what the model expects of sets at this level
 
 
 def test_equal_shares_make_the_weighted_thresholds_those_of_the_split() -> None:
@@ -148,6 +188,7 @@ REFUSALS = {
     "set at least 29 aside": lambda: client_quantile.error_of_share([0.1] * 28, 0.9, 0.05),
     "set at least 9 aside": lambda: prediction_sets.split_threshold([np.ones(3)] * 8, 0.9),
     "19 aside": lambda: prediction_sets.quantile_of_quantiles([np.ones(3)] * 18, 0.9, 0.95),
+    "set at least 33 aside": lambda: prediction_sets.floor_threshold([np.ones(3)] * 32, 0.9),
     "need calibration clients": lambda: prediction_sets.split_threshold([], 0.9),
     "a coverage of 1": lambda: prediction_sets.split_threshold([np.ones(3)] * 8, 1.0),
     "have the sum 1": lambda: prediction_sets.label_shift_thresholds(
@@ -157,6 +198,7 @@ REFUSALS = {
     "complexity is -1": lambda: pac_bayes.models_term(-1.0, Clients(20, 40, 1), 0.05),
     "equal size": lambda: pac_bayes.kl_bound(0.1, 1.0, 1.0, Clients(20, 40, 2.5), 0.05),
     "leave empty ones out": lambda: harmonic_mean([3, 0]),
+    "nobody is left to speak of": lambda: pac_bayes.serfling_bound(0.1, Clients(30, 30, 1), 0.05),
     "one-sided DKW": lambda: client_quantile.dkw_margin(10, 0.6),
 }
 

@@ -228,6 +228,7 @@ def test_the_report_replaces_the_old_one_and_leaves_nothing_else(run: Path) -> N
         ("metrics.jsonl", b"[" * 100_000 + b"\n{}"),
         ("embedding.svg", b"<svg><g>"),
         ("embedding.svg", b"\0\1\2"),
+        ("certificate.svg", b"<svg><g>"),
     ],
 )
 def test_an_unreadable_file_is_named_on_the_page(run: Path, name: str, content: bytes) -> None:

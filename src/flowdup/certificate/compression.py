@@ -19,6 +19,7 @@ from flowdup.certificate.checks import Numbers
 from flowdup.errors import CertificateError
 
 _STEPS = 20
+_FITTED = 2**19  # numbers at most, of more every so many-th
 
 
 class Code(NamedTuple):
@@ -48,13 +49,14 @@ def code_length(counts: list[int]) -> float:
 
 
 def _lloyd(given: Numbers, levels: int) -> tuple[Numbers, NDArray[np.int64]]:
-    """A codebook in float16 and which of its values each number has."""
+    """A codebook in float16, fitted to some of the numbers, and which of its values each has."""
     places = (np.arange(levels) + 0.5) / levels
-    book = np.unique(np.quantile(given, places).astype(np.float16)).astype(np.float64)
+    some = given[:: -(-given.size // _FITTED)]
+    book = np.unique(np.quantile(some, places).astype(np.float16)).astype(np.float64)
     for _ in range(_STEPS):
-        index = _nearest(given, book)
+        index = _nearest(some, book)
         counts = np.bincount(index, minlength=book.size)
-        sums = np.bincount(index, given, book.size)
+        sums = np.bincount(index, some, book.size)
         means = sums[counts > 0] / counts[counts > 0]
         book = np.unique(means.astype(np.float16)).astype(np.float64)
     return book, _nearest(given, book)

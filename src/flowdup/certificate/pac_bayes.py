@@ -150,26 +150,6 @@ def gaussian_complexity(
     return models + gaussian_divergence(regularizer_squared, alpha_r)
 
 
-def untied_complexity(
-    squared_distances: Sequence[float],
-    k: int,
-    alpha_theta: float,
-    alpha_r: float,
-    prior_variance: float,
-    regularizer_squared: float,
-) -> float:
-    """C where the hyper-prior N(0, s) and the hyper-posterior N(psi_r, alpha_r) differ in variance:
-    KL(Q || P) = (||psi_r||^2 / s + k (alpha_r / s - 1 - ln(alpha_r / s))) / 2.
-
-    Theorem 1 has s = alpha_r, which is the best choice only by accident.
-    """
-    check_positive(prior_variance=prior_variance)
-    check_not_negative(regularizer_squared=regularizer_squared)
-    ratio = alpha_r / prior_variance
-    hyper = (regularizer_squared / prior_variance + k * (ratio - 1 - math.log(ratio))) / 2
-    return gaussian_complexity(squared_distances, k, alpha_theta, alpha_r, 0.0) + max(hyper, 0.0)
-
-
 def theorem_1(
     risk: float,
     hypernetwork_squared: float,
@@ -201,8 +181,7 @@ def transductive_bound(risk: float, divergence: float, clients: Clients, delta: 
     check_losses([risk])
     level = begin_level(divergence, clients, delta)
     found = transductive_kl_inverse(risk, level, clients.fraction)
-    beta = clients.fraction
-    rest = min((found - beta * risk) / (1 - beta), 1.0)
+    rest = rest_mean(risk, found, clients)
     return Bound(found, {"risk": risk, "level": level, "unlabeled": rest})
 
 
@@ -242,3 +221,18 @@ def serfling_margin(labeled: int, clients: int, delta: float) -> float:
     if not 1 <= labeled <= clients:
         raise CertificateError(f"{labeled} of {clients} clients cannot be drawn: give 1 to all")
     return math.sqrt((1 - (labeled - 1) / clients) * math.log(1 / delta) / (2 * labeled))
+
+
+def serfling_bound(risk: float, clients: Clients, delta: float) -> Bound:
+    """`transductive_bound` of one predictor that was fixed before anyone's labels were drawn."""
+    check_losses([risk])
+    found = min(risk + serfling_margin(clients.labeled, clients.all, delta), 1.0)
+    return Bound(found, {"risk": risk, "unlabeled": rest_mean(risk, found, clients)})
+
+
+def rest_mean(risk: float, everyone: float, clients: Clients) -> float:
+    """(all - beta her) / (1 - beta), the mean over those without labels, beta = n_L / n."""
+    if clients.labeled == clients.all:
+        raise CertificateError("all clients have labels: nobody is left to speak of")
+    beta = clients.fraction
+    return min((everyone - beta * risk) / (1 - beta), 1.0)

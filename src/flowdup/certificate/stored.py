@@ -1,4 +1,4 @@
-"""certificate.json of a run folder, as far as personal models need it: thresholds of sets."""
+"""certificate.json of a run folder, as far as personal models need it: levels of sets."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ def read_thresholds(table: dict[str, Any]) -> SetThresholds:
     return SetThresholds(coverages, thresholds)
 
 
-def certified_thresholds(folder: Path, psi_sha256: str) -> SetThresholds | None:
-    """Those of a run folder's certificate; None where there is none, or one of another psi.
+def certified_levels(folder: Path, psi_sha256: str) -> SetThresholds | None:
+    """Levels of prediction sets (`own_thresholds.py`) by coverage, of a run folder's certificate;
+    None where there is none, or one of another psi.
 
     A checkpoint's folder may have a copy of it; else that of the folder around counts.
     """
@@ -30,6 +31,6 @@ def certified_thresholds(folder: Path, psi_sha256: str) -> SetThresholds | None:
     try:
         found = read_object(path.read_text("utf-8"))
         same = get_text(found, "psi_sha256") == psi_sha256
-        return read_thresholds(get_object(found, "sets")) if same else None
+        return read_thresholds(get_object(found, "levels")) if same else None
     except ValueError as error:
         raise CheckpointError(f"{path} is no certificate ({error}): certify again") from None

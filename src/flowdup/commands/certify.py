@@ -14,6 +14,7 @@ from flowdup.engines.distributed import is_main_process
 from flowdup.progress import Preparing
 from flowdup.report.certificate_figure import certificate_figure
 from flowdup.run import RunFolder, certify_run
+from flowdup.run.results import write_report
 
 
 def certify(
@@ -52,6 +53,7 @@ def certify(
     figure = RunFolder(folder).certificate.with_suffix("")
     if is_main_process():
         certificate_figure(rows, figure)
+        write_report(folder)
     if as_json:
         print(json.dumps(rows))
         return

@@ -60,9 +60,9 @@ def by_clients(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, fl
             found["held-out clients"] = [
                 (float(n), mean_error_bound([risk] * n, delta)) for n in _COUNTS
             ]
-        if row["route"] == "pac-bayes-data-prior" and risk is not None:
+        if row["route"] == "pac-bayes-held-out" and risk is not None:
             start, share = row["terms"]["risk"], 0.9 * delta
-            found["PAC-Bayes, learned prior"] = [
+            found["PAC-Bayes, the same clients"] = [
                 (float(n), pac_bayes.inductive_bound(start, 0.0, n, share).bound) for n in _COUNTS
             ]
     return found

@@ -31,6 +31,7 @@ class RunContents:
     evaluation: dict[str, Any]
     embedding: bytes
     certificate: tuple[Row, ...] = ()  # bounds on clients' errors
+    bounds: bytes = b""  # a figure of them
     problems: tuple[str, ...] = ()  # what could not be read, a sentence each
 
     @classmethod
@@ -42,9 +43,10 @@ class RunContents:
         evaluation: bytes,
         embedding: bytes,
         certificate: bytes = b"",
+        bounds: bytes = b"",
     ) -> "RunContents":
-        """From the contents of config.toml, metrics.jsonl, evaluation.json, embedding.svg and
-        certificate.json, empty where there is no such file.
+        """From the contents of config.toml, metrics.jsonl, evaluation.json, embedding.svg,
+        certificate.json and certificate.svg, empty where there is no such file.
         """
         problems: list[str] = []
         text = config.decode(errors="replace")
@@ -54,8 +56,9 @@ class RunContents:
             _settings(text, problems),
             _metrics(metrics, problems),
             _evaluation(evaluation, problems),
-            _figure(embedding, problems),
+            _figure(embedding, "embedding.svg", "embed", problems),
             _certificate(certificate, problems),
+            _figure(bounds, "certificate.svg", "certify", problems),
             tuple(problems),
         )
 
@@ -204,11 +207,11 @@ class _Cleaner:
         return empty
 
 
-def _figure(content: bytes, problems: list[str]) -> bytes:
+def _figure(content: bytes, name: str, command: str, problems: list[str]) -> bytes:
     if not content:
         return b""
     whole = b"<svg" in content[:4096] and content.rstrip().endswith(b"</svg>")
     if whole and len(content) <= _MOST_FIGURE:
         return content
-    problems.append("embedding.svg is not a whole figure: run `flowdup embed` again")
+    problems.append(f"{name} is not a whole figure: run `flowdup {command}` again")
     return b""

@@ -228,17 +228,22 @@ def _certificate(run: RunContents) -> str:
         "nothing. Prediction sets: the share of points whose class is not in its set."
     )
     titles = ["", *columns.values(), "assumes"]
-    return card("Error of clients without labels", html_table(titles, rows), note)
+    alt = "Bounds against the number of clients set aside, and against p"
+    figure = _image(run.bounds, alt) if run.bounds else ""
+    return card("Error of clients without labels", html_table(titles, rows) + figure, note)
 
 
 def _embedding(run: RunContents) -> str:
     if not run.embedding:
         return ""
-    # An image, not part of the page: nothing inside it can run, load or clash.
-    data = base64.b64encode(run.embedding).decode()
-    image = f'<img alt="The clients in two dimensions" src="data:image/svg+xml;base64,{data}">'
+    image = _image(run.embedding, "The clients in two dimensions")
     note = "Each mark is a client, placed by what the hypernetwork sees in its unlabeled data."
     return card("Client embeddings r(X)", image, note)
+
+
+def _image(svg: bytes, alt: str) -> str:
+    """An image, not part of the page: nothing inside it can run, load or clash."""
+    return f'<img alt="{alt}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'
 
 
 def _config(run: RunContents) -> str:

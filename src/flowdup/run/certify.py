@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flowdup.certificate.checks import check_delta
+from flowdup.certificate.own_thresholds import own_levels
 from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.checkpoint import load_checkpoint
 from flowdup.data import ClientData, Population, load_population
@@ -17,13 +18,15 @@ from flowdup.evaluation import transductive_logits
 from flowdup.personalize import psi_digest
 from flowdup.provenance import provenance
 from flowdup.random import Stream
+from flowdup.run import certify_prior
 from flowdup.run.certified_clients import certifying_clients, with_all_labels
-from flowdup.run.certify_pac_bayes import Trained, prior_row, training_rows
+from flowdup.run.certify_pac_bayes import training_rows
 from flowdup.run.certify_routes import Answers, Row, held_out_row, quantile_row, set_rows
 from flowdup.run.folder import RunFolder
 from flowdup.run.origin import check_clients, listing_of, stored_config
 from flowdup.run.results import write_report
 from flowdup.run.simulation import Simulation
+from flowdup.run.trained import Trained
 
 ROUTES = ("held-out-clients", "client-quantile", "prediction-sets", "pac-bayes")
 _SHARED = "; clients share images, so it is about new clients made of the images set aside"
@@ -68,6 +71,7 @@ def certify_run(
 
     _LOG.info("personalizing %d clients that were set aside", len(aside))
     own, test = answers(aside), answers(population.test)
+    validation = answers(population.validation)
     assert own is not None
     everyone = with_all_labels(population, config) or list(population.train)
     hidden = [not client.labeled for client in population.train]
@@ -83,10 +87,11 @@ def certify_run(
     makers: dict[str, list[Callable[[], Iterator[Row]]]] = {
         "held-out-clients": [lambda: iter([held_out_row(own, new, data, delta)])],
         "client-quantile": [lambda: iter([quantile_row(own, new, data, delta, share)])],
-        "prediction-sets": [lambda: set_rows(own, test, data, delta, coverage)],
+        "prediction-sets": [lambda: set_rows(own, test, validation, data, delta, coverage)],
         "pac-bayes": [
-            lambda: training_rows(run),
-            lambda: iter([prior_row(run, aside, new)]),
+            lambda: iter(()) if config.start else training_rows(run),  # it has seen labels
+            lambda: certify_prior.learned_prior_rows(run),
+            lambda: iter([certify_prior.same_prior_row(run, aside, new)]),
         ],
     }
     rows: list[Row] = []
@@ -104,7 +109,7 @@ def certify_run(
         "method": simulation.config.method.name,
         "round": state.round,
         "psi_sha256": psi_digest(load_checkpoint(folder.kept)[1].deployed),
-        "sets": asdict(SetThresholds.of(own.scores())),
+        "levels": asdict(SetThresholds.of(own.label_scores(own_levels))),
         **provenance(simulation.device),
     }
     folder.write_certificate(result)

@@ -1,6 +1,6 @@
 """The routes of a certificate that need clients which nothing else has seen, as rows of a table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,16 @@ from torch import Tensor
 from flowdup.certificate.checks import Numbers
 from flowdup.certificate.client_quantile import error_of_share, share_curve
 from flowdup.certificate.held_out_clients import mean_error_bound
+from flowdup.certificate.own_thresholds import FEWEST_TO_FIT, FittedLevels, own_levels
 from flowdup.certificate.prediction_sets import (
+    FLOOR_BELOW,
+    FLOOR_SHARE,
     Sets,
+    floor_threshold,
     label_scores,
     label_shift_thresholds,
     make_sets,
+    probability_scores,
     quantile_of_quantiles,
     set_quality,
     split_threshold,
@@ -23,6 +28,8 @@ from flowdup.certificate.prediction_sets import (
 from flowdup.data import ClientData
 from flowdup.evaluation import summarize
 from flowdup.prior import log_prior
+
+MakeScores = Callable[[Numbers], Numbers]  # of all a client's points: probabilities -> scores
 
 NEW_CLIENT = "clients that were set aside and new ones are drawn independently from one population"
 
@@ -46,6 +53,7 @@ class Answers:
     """What own models say of clients' labeled points: transductive, each from all its points."""
 
     def __init__(self, logits: Sequence[Tensor], clients: Sequence[ClientData]) -> None:
+        self.labels = [c.labels.numpy() for c in clients]  # of all points, -1: none
         self.known = [c.labels >= 0 for c in clients]
         self.y = [c.labels[k].numpy() for c, k in zip(clients, self.known, strict=True)]
         self.logits = [own.double() for own in logits]  # of all points
@@ -57,19 +65,25 @@ class Answers:
         return [float((own[k].argmax(1).numpy() != y).mean()) for own, k, y in found]
 
     def probabilities(self, adjusted: bool = False) -> list[Numbers]:
-        """Of labeled points [n, classes]; `adjusted` by label shares from EM on all points."""
-        shifts = [self._log_shares(own) if adjusted else torch.zeros(()) for own in self.logits]
-        found = zip(self.logits, shifts, self.known, strict=True)
-        return [(own + shift).softmax(1)[k].numpy() for own, shift, k in found]
+        """Of all points [n, classes]; `adjusted` by label shares from EM."""
+        shifts = [self._log_shares(z) if adjusted else torch.zeros(()) for z in self.logits]
+        return [(z + s).softmax(1).numpy() for z, s in zip(self.logits, shifts, strict=True)]
+
+    def scores(self, make: MakeScores, adjusted: bool = False) -> list[Numbers]:
+        """Of labeled points, for all classes [n, classes]."""
+        found = zip(self.probabilities(adjusted), self.known, strict=True)
+        return [make(p)[known.numpy()] for p, known in found]
+
+    def label_scores(
+        self, make: MakeScores = probability_scores, adjusted: bool = False
+    ) -> list[Numbers]:
+        """Those of the labels."""
+        found = self.scores(make, adjusted)
+        return [label_scores(scores, y) for scores, y in zip(found, self.y, strict=True)]
 
     def shares(self) -> list[Numbers]:
         """Label shares by EM, from all points of each client."""
         return [self._log_shares(own).softmax(0).numpy() for own in self.logits]
-
-    def scores(self, adjusted: bool = False) -> list[Numbers]:
-        """1 - p(y | x) of labeled points, by client."""
-        found = self.probabilities(adjusted)
-        return [label_scores(p, y) for p, y in zip(found, self.y, strict=True)]
 
     @staticmethod
     def _log_shares(logits: Tensor) -> Tensor:
@@ -108,7 +122,12 @@ def quantile_row(
 
 
 def set_rows(
-    own: Answers, test: Answers | None, data: str, delta: float, coverage: float
+    own: Answers,
+    test: Answers | None,
+    validation: Answers | None,
+    data: str,
+    delta: float,
+    coverage: float,
 ) -> Iterator[Row]:
     """Versions of prediction sets; a bound is on the share of points whose class is not in its set.
 
@@ -116,20 +135,37 @@ def set_rows(
     is not used.
     """
     both = "clients, and points inside a client, are exchangeable"
-    scores = own.scores()
-    plain = split_threshold(scores, coverage)
-    yield _set_row("", plain, test, data, delta, coverage, both)
-    adjusted = split_threshold(own.scores(adjusted=True), coverage)
-    yield _set_row("-em", adjusted, test, data, delta, coverage, both, adjusted=True)
+    versions: dict[str, tuple[MakeScores, bool]] = {
+        "": (probability_scores, False),
+        "-em": (probability_scores, True),
+        "-own": (own_levels, False),
+        "-em-own": (own_levels, True),
+    }
+    best: MakeScores = own_levels
+    if validation and len(validation.y) >= FEWEST_TO_FIT:
+        best = FittedLevels.fit(validation.probabilities(), validation.labels, coverage).scores
+        versions["-fitted"] = (best, False)
+    for version, (make, adjusted) in versions.items():
+        threshold = split_threshold(own.label_scores(make, adjusted), coverage)
+        sets = [make_sets(s, threshold) for s in test.scores(make, adjusted)] if test else None
+        yield _set_row(version, threshold, test, data, delta, coverage, both, sets)
+    if len(own.y) * (1 - FLOOR_SHARE) >= FLOOR_SHARE:
+        floor = floor_threshold(own.label_scores(best), coverage)
+        sets = [make_sets(s, floor) for s in test.scores(best)] if test else None
+        also = (
+            f"{both}; also holds with {FLOOR_BELOW:.0%} less for {FLOOR_SHARE:.0%} of new clients"
+        )
+        yield _set_row("-floor", floor, test, data, delta, coverage, also, sets)
+    scores = own.label_scores()
     quantile = quantile_of_quantiles(scores, coverage)
     mostly = f"{both}; holds for 90 % of new clients, each by itself"
-    yield _set_row("-quantile", quantile, test, data, delta, coverage, mostly)
-    sets = None
+    sets = [make_sets(s, quantile) for s in test.scores(probability_scores)] if test else None
+    yield _set_row("-quantile", quantile, test, data, delta, coverage, mostly, sets)
     if test:
-        each = zip(test.shares(), test.probabilities(), strict=True)
+        each = zip(test.shares(), test.scores(probability_scores), strict=True)
         sets = [
-            make_sets(p, label_shift_thresholds(scores, own.y, q / q.sum(), coverage))
-            for q, p in each
+            make_sets(s, label_shift_thresholds(scores, own.y, q / q.sum(), coverage))
+            for q, s in each
         ]
     only = "clients differ in their label shares alone, and EM finds these: an estimate, no proof"
     yield _set_row("-label-shift", None, test, data, delta, coverage, only, sets)
@@ -143,15 +179,12 @@ def _set_row(
     delta: float,
     coverage: float,
     assumes: str,
-    sets: Sequence[Sets] | None = None,
-    adjusted: bool = False,
+    sets: Sequence[Sets] | None,
 ) -> Row:
     terms: dict[str, Any] = {"threshold": threshold, "coverage": coverage}
     missed = None
-    if test:
-        if sets is None and threshold is not None:
-            sets = [make_sets(p, threshold) for p in test.probabilities(adjusted)]
-        found = [set_quality(s, y) for s, y in zip(sets or (), test.y, strict=True)]
+    if test and sets:
+        found = [set_quality(s, y) for s, y in zip(sets, test.y, strict=True)]
         covered = summarize([quality.coverage for quality in found])
         size = summarize([quality.size for quality in found], higher_is_better=False)
         missed = 1 - (covered.mean or 0.0)

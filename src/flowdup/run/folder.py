@@ -10,6 +10,7 @@ best/           the same of the round that was best on validation clients, if th
 lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
 certificate.json bounds on clients' errors, thresholds of prediction sets (`certify_run`)
+certificate.*   a figure of the bounds, png and svg (`flowdup certify`)
 embedding.*     a figure of the clients, png and svg (`embed_run`)
 report.html     curves, metrics, settings
 tensorboard/    the metrics for TensorBoard, if `run.log` names it (`tensorboard.py`)
@@ -208,8 +209,8 @@ class RunFolder:
             raise CheckpointError(
                 f"there is no run folder {self.path}: give the folder that a training wrote"
             )
-        figure = self.embedding.with_suffix(".svg")
-        files = (self.config, self.metrics, self.evaluation, figure, self.certificate)
+        clients, bounds = (p.with_suffix(".svg") for p in (self.embedding, self.certificate))
+        files = (self.config, self.metrics, self.evaluation, clients, self.certificate, bounds)
         return RunContents.read(self.path.resolve().name, *map(_read, files))
 
 

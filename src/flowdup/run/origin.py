@@ -34,11 +34,11 @@ def listing_of(population: Population) -> bytes:
 
 def with_absolute_paths(config: Config) -> Config:
     """The same with absolute paths, so that they mean the same from any folder."""
-    path, start = config.data.path, config.start
+    path, start, prior = config.data.path, config.start, config.prior
     if path and Path(path).exists():  # a source of one's own may mean something else by its path
         path = str(Path(path).absolute())
-    start = str(Path(start).absolute()) if start else ""
-    return replace(config, data=replace(config.data, path=path), start=start)
+    start, prior = (str(Path(p).absolute()) if p else "" for p in (start, prior))
+    return replace(config, data=replace(config.data, path=path), start=start, prior=prior)
 
 
 def with_given_clients(config: Config) -> Config:

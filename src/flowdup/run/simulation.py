@@ -32,7 +32,7 @@ from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
 from flowdup.run.remote import RemotePopulation, RemoteStage
-from flowdup.run.start import load_start
+from flowdup.run.start import load_prior, load_start
 from flowdup.server import (
     BestRound,
     Round,
@@ -117,6 +117,9 @@ class Simulation:
     def initial_state(self, before: ServerState | None = None) -> ServerState:
         """Of the stage, after the latest state of the one before."""
         found = initial_state(self.config.server, self.method, self.stream, self.device, self.dtype)
+        if self.config.prior and self.stage == 0:
+            psi = self._here(load_prior(Path(self.config.prior), self.federation))
+            found = replace(found, psi=psi, average={n: psi[n].clone() for n in found.average})
         number, released = (before.round, before.released) if before else (0, ())
         return replace(
             found,

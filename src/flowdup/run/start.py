@@ -1,10 +1,15 @@
-"""Where a run may begin: the model that another run has learned for everyone, or a model file."""
+"""Where a run may begin: at the model that another run has learned for everyone, at a model file,
+or at another run's psi.
+"""
 
 from dataclasses import fields, replace
 from pathlib import Path
 
+from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data import InputSpec
 from flowdup.errors import ConfigError
+from flowdup.federation_spec import FederationSpec
+from flowdup.methods import Params
 from flowdup.models import Weights
 from flowdup.personalize import load, load_model
 
@@ -28,6 +33,20 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> Weights:
     for field in fields(InputSpec):
         _refuse_difference(path, field.name, *(getattr(s, field.name) for s in (theirs, inputs)))
     return {n: w.float().cpu().clone() for n, w in weights.items()}
+
+
+def load_prior(path: Path, federation: FederationSpec) -> Params:
+    """psi of a run of the same federation, in the order of `init`: the deployed one.
+
+    ConfigError if its seed, model or method is another: psi would mean something else.
+    """
+    spec, state = load_checkpoint(checkpoint_in(path))
+    if state.stage or state.start or not federation.is_same(spec):
+        raise ConfigError(
+            f"a run cannot begin from psi of {path}, which is of another federation: give a run "
+            "with the same seed, model and method, without `start` and stages"
+        )
+    return {n: (state.average or state.psi)[n] for n in federation.psi_names}
 
 
 def _refuse_difference(path: Path, what: str, theirs: object, ours: object) -> None:

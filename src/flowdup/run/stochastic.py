@@ -8,19 +8,26 @@ to be paid for as psi_h is.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
+from flowdup.accelerate.layers import for_clients
 from flowdup.data import ClientData
 from flowdup.errors import CertificateError
 from flowdup.methods.base import Method
 from flowdup.methods.flowdup import FLowDUP
+from flowdup.models.network import replaced_layers
 from flowdup.params import Params
 from flowdup.random import Stream
+
+_NUMBERS = 2**27  # of hypernetworks and models that are sampled at once
+_POINTS = 10_000  # that go through them
 
 
 class Noise(NamedTuple):
@@ -40,55 +47,94 @@ class Sample(NamedTuple):
 
 
 class StochasticPredictor:
-    """Samples of it, from a stream of its own."""
+    """Samples of it, many at once; its noise comes from a generator of its own."""
 
     def __init__(self, method: Method, psi: Params, stream: Stream, random: str = "h") -> None:
         """`random`: which parameters are, "h" for all of the hypernetwork's, "h2" for its head."""
         self.method, self.psi = as_flowdup(method), psi
         self.names = [n for n in psi if n.startswith(random)]
-        self.draw = np.random.default_rng([*stream.key])
+        self.choice = np.random.default_rng([*stream.key])  # of clients
         like = next(iter(psi.values()))
+        low, high = stream.key
+        self.noise = torch.Generator(like.device).manual_seed(low + (high << 32))
         self.psi_r = psi.get("psi_r", like.new_zeros(self.method.subspace.k))
-
-    @torch.no_grad()
-    def sample(self, client: ClientData, noise: Noise) -> Sample:
-        """One hypernetwork, and one model of this client, both drawn anew."""
-        mean = self._mean(client, noise)
-        v = mean + self._noise(mean, noise.alpha_theta)
-        x = client.x.to(v.device)
-        answers = self.method.f(self.method.subspace(v), x).argmax(1).cpu()
-        known = client.labels >= 0
-        error = float((answers != client.labels)[known].double().mean())
-        return Sample(error, self._distance(mean), float(mean.square().sum()))
-
-    def _distance(self, mean: Tensor) -> float:
-        return float((mean - self.psi_r).square().sum())
-
-    def _mean(self, client: ClientData, noise: Noise) -> Tensor:
-        """Of v, by a new hypernetwork, clipped."""
-        psi = self.psi | {
-            n: self.psi[n] + self._noise(self.psi[n], noise.alpha_h) for n in self.names
-        }
-        x = client.x.to(self.psi_r.device)
-        mean = self.method.h(psi, x, torch.ones(len(client), device=x.device))
-        squared = float(mean.square().sum())
-        factor = math.sqrt(noise.radius_squared / squared) if squared > 0 else 1.0
-        return mean * min(factor, 1.0)
-
-    @torch.no_grad()
-    def distances(self, clients: Sequence[ClientData], noise: Noise, draws: int) -> list[float]:
-        """Squared distances of models from psi_r, at clients drawn at random, labeled or not."""
-        chosen = self.draw.integers(len(clients), size=draws)
-        return [self._distance(self._mean(clients[i], noise)) for i in chosen]
+        own = sum(psi[n].numel() for n in self.names) + self.method.f.size
+        self.at_once = max(_NUMBERS // own, 1)
 
     def samples(self, clients: Sequence[ClientData], noise: Noise, draws: int) -> list[Sample]:
         """Of clients that are drawn at random with each: their mean is the predictor's risk."""
-        chosen = self.draw.integers(len(clients), size=draws)
-        return [self.sample(clients[i], noise) for i in chosen]
+        chosen = self.choice.integers(len(clients), size=draws)
+        return self.sample([clients[i] for i in chosen], noise)
 
-    def _noise(self, like: Tensor, variance: float) -> Tensor:
-        drawn = self.draw.standard_normal(like.numel(), np.float32)
-        return torch.from_numpy(drawn).to(like).view_as(like) * math.sqrt(variance)
+    def distances(self, clients: Sequence[ClientData], noise: Noise, draws: int) -> list[float]:
+        """Squared distances of models from psi_r, at clients drawn at random, labeled or not."""
+        chosen = self.choice.integers(len(clients), size=draws)
+        found = self._drawn([clients[i] for i in chosen], noise, predicts=False)
+        return [d for _, mean, _ in found for d in self._distances(mean)]
+
+    def sample(self, clients: Sequence[ClientData], noise: Noise) -> list[Sample]:
+        """For each client one hypernetwork and one model, both drawn anew; the largest come first.
+
+        A client may be named several times.
+        """
+        found: list[Sample] = []
+        for group, mean, answers in self._drawn(clients, noise, predicts=True):
+            wrong = [
+                float((own[: len(c)] != c.labels)[c.labels >= 0].double().mean())
+                for own, c in zip(answers.cpu(), group, strict=True)
+            ]
+            norms = mean.square().sum(1).tolist()
+            found += map(Sample, wrong, self._distances(mean), norms)
+        return found
+
+    def _distances(self, mean: Tensor) -> list[float]:
+        distances: list[float] = (mean - self.psi_r).square().sum(1).tolist()
+        return distances
+
+    def _drawn(
+        self, clients: Sequence[ClientData], noise: Noise, predicts: bool
+    ) -> Iterator[tuple[list[ClientData], Tensor, Tensor]]:
+        """Clients, means of v [clients, k] and, if asked for, predicted classes [clients, points]
+        of padded points.
+        """
+
+        def one(own: Params, x: Tensor, present: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+            mean = self.method.h(self.psi | own, x, present)
+            norm = mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
+            mean = mean * (math.sqrt(noise.radius_squared) / norm).clamp(max=1)
+            if not predicts:
+                return mean, mean.new_zeros(0)
+            return mean, self.method.f(self.method.subspace(mean + around), x).argmax(-1)
+
+        for group in self._groups(clients):
+            x = pad_sequence([c.x for c in group], batch_first=True).to(self.psi_r.device)
+            sizes = torch.tensor([len(c) for c in group], device=x.device)
+            present = (torch.arange(x.shape[1], device=x.device) < sizes[:, None]).to(self.psi_r)
+            own = {n: self._around(self.psi[n], len(group), noise.alpha_h) for n in self.names}
+            zero = torch.zeros_like(self.psi_r)
+            v = self._around(zero, len(group) if predicts else 1, noise.alpha_theta)
+            with torch.no_grad(), replaced_layers(for_clients):
+                means, answers = vmap(one)(own, x, present, v.expand(len(group), -1))
+            yield group, means, answers
+
+    def _groups(self, clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
+        """In groups of like size, the largest first."""
+        group: list[ClientData] = []
+        for client in sorted(clients, key=len, reverse=True):
+            most = min(self.at_once, max(_POINTS // len(group[0]), 1)) if group else 1
+            if len(group) >= most:
+                yield group
+                group = []
+            group.append(client)
+        if group:
+            yield group
+
+    def _around(self, mean: Tensor, count: int, variance: float) -> Tensor:
+        """So many samples of N(mean, variance I)."""
+        drawn = torch.randn(
+            (count, *mean.shape), generator=self.noise, dtype=mean.dtype, device=mean.device
+        )
+        return mean + drawn * math.sqrt(variance)
 
 
 def as_flowdup(method: Method) -> FLowDUP:
