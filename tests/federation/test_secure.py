@@ -1,6 +1,7 @@
 """Secure sums across nodes: the coordinator gets the mean, and no node's update."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,16 @@ def test_a_node_checks_the_others_keys_itself(tmp_path: Path) -> None:
     ):
         with pytest.raises(MessageError):
             check_keys(kit, node, at, made)
+    for own in (near.folder.admin, near.folder.viewer, near.folder.coordinator):
+        node, signer = own.name, tmp_path / own.name  # of the same authority, and no node's
+        if own == near.folder.coordinator:
+            node = near.folder.read_names().host
+        shutil.copytree(own / "startup", signer / "startup")
+        for file in (signer / "startup").glob("server.*"):
+            file.rename(file.with_stem("client"))
+        at = SumTerms(1, (*NODES, node), 12, 8.0, "a")
+        with pytest.raises(MessageError, match="not signed with its certificate"):
+            check_keys(kit, node, at, sign_keys(signer, node, at, keys))
 
 
 def test_a_node_may_send_secure_sums_alone(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from flowdup.files import write_atomic
 from flowdup.strict_json import get_count, get_text, get_texts, read_object
 
 ADMIN, VIEWER = "admin@flowdup.org", "viewer@flowdup.org"
+NODES_ORG = "nodes"  # the organization that certificates of nodes name, and no others
 KIT_FILE = "kit.json"
 
 

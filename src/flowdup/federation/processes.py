@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from flowdup.federation.folder import FederationFolder, write_json
+from flowdup.federation.folder import NODES_ORG, FederationFolder, write_json
 from flowdup.federation.kit import Kit
 from flowdup.strict_json import get_text, get_texts, read_object
 
@@ -29,7 +29,7 @@ def become_node(kit: Kit) -> NoReturn:
     os.environ[KIT_VARIABLE] = str(kit.path)
     module, name = "nvflare.private.fed.app.client.client_train", f"uid={kit.node}"
     beat = f"heart_beat_interval={_HEART_BEAT}"
-    _become(module, "fed_client.json", kit.path, name, "org=nodes", beat)
+    _become(module, "fed_client.json", kit.path, name, f"org={NODES_ORG}", beat)
 
 
 @dataclass(frozen=True)

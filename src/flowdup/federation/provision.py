@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flowdup.errors import ConfigError, FlowdupError
-from flowdup.federation.folder import ADMIN, VIEWER, FederationFolder, FederationNames
+from flowdup.federation.folder import ADMIN, NODES_ORG, VIEWER, FederationFolder, FederationNames
 from flowdup.federation.kit import seal_kit
 from flowdup.files import write_atomic
 
@@ -57,7 +57,7 @@ def add_node(folder: FederationFolder, node: str) -> Path:
     grown = FederationNames(names.host, names.port, (*names.nodes, node))
     _check_names(grown)
     extra = folder.authority / f"add-{node}.yml"
-    write_atomic(extra, json.dumps({"name": node, "org": "nodes"}).encode())
+    write_atomic(extra, json.dumps({"name": node, "org": NODES_ORG}).encode())
     made = _provision(folder, ["--add_client", extra.name])
     _make_kit(folder, made / node, node)
     shutil.rmtree(made)
@@ -102,7 +102,7 @@ def _project(names: FederationNames) -> dict[str, Any]:
                 "org": "coordinator",
                 "fed_learn_port": names.port,
             },
-            *({"name": node, "type": "client", "org": "nodes"} for node in names.nodes),
+            *({"name": node, "type": "client", "org": NODES_ORG} for node in names.nodes),
             {"name": ADMIN, "type": "admin", "org": "coordinator", "role": "lead"},
             {"name": VIEWER, "type": "admin", "org": "coordinator", "role": "member"},
         ],

@@ -2,7 +2,8 @@
 
 A coordinator that could give members keys of its own would see their numbers.  So a node signs its
 public keys, for one sum alone, with the key in its kit, and every other node checks the signature
-and that the federation's authority has made the certificate for that node's name.
+and that the federation's authority has made the certificate for a node of that name: the
+coordinator has certificates of the same authority, and they are no node's.
 """
 
 import hashlib
@@ -18,12 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 
 from flowdup.errors import MessageError
+from flowdup.federation.folder import NODES_ORG
 from flowdup.secure_sum import PublicKeys
 
 SignedKeys = dict[str, bytes]  # masks, seals, certificate, signature
 _FIELDS = ("masks", "seals", "certificate", "signature")
 _MOST_CERTIFICATE = 2**14  # bytes
-_FEWEST = 3  # nodes whose updates are in a sum
+_FEWEST = 3  # members of a sum
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,8 @@ def check_keys(kit: Path, node: str, terms: SumTerms, signed: Any) -> PublicKeys
     try:
         certificate = x509.load_pem_x509_certificate(signed["certificate"])
         certificate.verify_directly_issued_by(root)
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         public = certificate.public_key()
-        if [name.value for name in names] != [node] or not isinstance(public, rsa.RSAPublicKey):
+        if not _is_of(node, certificate.subject) or not isinstance(public, rsa.RSAPublicKey):
             raise ValueError
         text = _text(node, terms, keys)
         public.verify(signed["signature"], text, padding.PKCS1v15(), hashes.SHA256())
@@ -88,6 +89,14 @@ def check_keys(kit: Path, node: str, terms: SumTerms, signed: Any) -> PublicKeys
             f"the keys of {node} for a secure sum are not signed with its certificate: leave it out"
         ) from None
     return keys
+
+
+def _is_of(node: str, subject: x509.Name) -> bool:
+    """Whether a certificate's subject is this node: others name another organization, or a role."""
+    return {*subject} == {
+        x509.NameAttribute(NameOID.COMMON_NAME, node),
+        x509.NameAttribute(NameOID.ORGANIZATION_NAME, NODES_ORG),
+    }
 
 
 def _text(node: str, terms: SumTerms, keys: PublicKeys) -> bytes:
