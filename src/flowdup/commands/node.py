@@ -1,6 +1,7 @@
 """The command `flowdup node`: take part in a federation with one's own data, which stay here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,11 +22,14 @@ def node(
         typer.Option(help="What is not told: 'clients' (how many) or 'labels' (who has some)."),
     ] = None,
     secure_sum: Annotated[
-        bool, typer.Option(help="Send updates in secure sums alone, or not at all.")
-    ] = False,
+        bool | None, typer.Option(help="Send updates in secure sums alone, or not at all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take part in a federation, or make this node's models from the psi that it has."""
+    """Take part in a federation, or make this node's models from the psi that it has.
+
+    With --data all settings are stored anew; without it the others are added to the stored ones.
+    """
     check_engine()
     from flowdup.federation.kit import open_kit  # noqa: PLC0415
     from flowdup.federation.models import personalize_node  # noqa: PLC0415
@@ -37,6 +41,8 @@ def node(
         write_node_settings,
     )
 
+    if action not in ("", "personalize"):
+        raise ConfigError(f"a node cannot '{action}': use 'personalize', or nothing to take part")
     opened = open_kit(kit)
     if data is None and not opened.settings.is_file():
         raise ConfigError("say where this node's clients are: --data FOLDER")
@@ -44,17 +50,19 @@ def node(
         raise ConfigError(f"there is no {data}: give the folder or table of this node's clients")
     if odd := set(withhold or []) - {*WITHHELD}:
         raise ConfigError(f"'{min(odd)}' cannot be withheld: use {' or '.join(WITHHELD)}")
-    if data is not None:
-        own = NodeSettings(data, tuple(withhold or []), tuple(context.obj), secure_sum)
-        write_node_settings(opened, own)
-    settings = read_node_settings(opened)
+    stored = read_node_settings(opened) if data is None else NodeSettings(data.resolve())
+    settings = replace(
+        stored,
+        withhold=tuple(dict.fromkeys([*stored.withhold, *(withhold or [])])),
+        modules=tuple(dict.fromkeys([*stored.modules, *context.obj])),
+        secure=stored.secure if secure_sum is None else secure_sum,
+    )
     if action == "personalize":
         import_modules(settings.modules)
         written = [str(path) for path in personalize_node(opened, settings.data)]
         print(json.dumps({"models": written}) if as_json else "\n".join(written))
         return
-    if action:
-        raise ConfigError(f"a node cannot '{action}': use 'personalize', or nothing to take part")
+    write_node_settings(opened, settings)  # which jobs read: of a node that takes part alone
     told = {"node": opened.node, "data": str(settings.data), "withheld": settings.withhold}
     line = f"{opened.node} takes part with {settings.data}; Ctrl-C ends it"
     print(json.dumps(told) if as_json else line, flush=True)
