@@ -175,6 +175,27 @@ def test_a_sum_of_fewer_than_three_nodes_is_not_made(tmp_path: Path) -> None:
     assert near.train(near.nodes(), **SECURE) == "finished"  # it goes on with all
 
 
+def test_a_cohort_at_fewer_than_three_nodes_is_summed_with_others(tmp_path: Path) -> None:
+    more = {"cohort": 4, "replacement": True, "optimizer": {"name": "sgd", "lr": 1.0}}
+    own = TABLE | {"server": TABLE["server"] | more}
+    plain = NearbyFederation(tmp_path / "plain", own)
+    secure = NearbyFederation(tmp_path / "secure", own)
+    assert plain.train(plain.nodes(), encoding="plain") == "finished"
+    assert secure.train(secure.nodes(), **SECURE) == "finished"
+    assert min(len(row["asked"]) for row in read_rounds(plain.run)) < 3
+    for row in read_rounds(secure.run):
+        assert len(row["asked"]) == len(row["answered"]) == 3 and row["clients"] == 4
+    assert apart(psi(plain), psi(secure)) < 1e-5
+    assert "holds updates of 2 alone" in secure.folder.log.read_text()
+
+
+def test_a_secure_sum_waits_for_three_nodes(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    with pytest.raises(FederationError, match="2 nodes are there, a secure sum is of 3 or more"):
+        near.train(near.nodes("north", "south"), **SECURE)
+    assert near.train(near.nodes(), **SECURE) == "finished"
+
+
 @pytest.mark.parametrize("key", ["signature", "masks", "certificate"])
 def test_keys_that_are_not_signed_are_refused(tmp_path: Path, key: str) -> None:
     near = federation(tmp_path, 1)

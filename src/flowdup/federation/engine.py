@@ -16,7 +16,7 @@ from flowdup.errors import CheckpointError, ConfigError, FederationError, Messag
 from flowdup.federation.calls import Calls
 from flowdup.federation.fitting import fit_at_nodes
 from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
-from flowdup.federation.secure_round import SecureRound, new_terms
+from flowdup.federation.secure_round import SecureRound, further_members, new_terms
 from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
@@ -228,10 +228,17 @@ class FederationEngine:
         return found
 
     def _sum(self, task: Task, members: _Members) -> "_Found":
-        """One reply, the sum over all nodes that stayed to the end."""
-        population, clients = self.population, {node: len(own) for node, own in members.items()}
-        bound, alive = population.settings.number_bound, len(population.calls.alive)
-        terms = new_terms(task.round, clients, bound, alive)
+        """One reply, the sum over all nodes that stayed to the end; where the cohort is at too few
+        of them, others become members, too, with no client.
+        """
+        population, training = self.population, len(members)
+        for node in further_members(members, population.calls.alive):
+            members[node] = {}
+        clients = {node: len(own) for node, own in members.items()}
+        terms = new_terms(task.round, clients, population.settings.number_bound)
+        if training < len(members):
+            told = f"round {task.round}: {len(members)} nodes are in the secure sum, and"
+            population.say(f"{told} it holds updates of {training} alone, who have the cohort")
         secure = SecureRound(population.calls, population.kit, terms, self.schema)
         tasks = {node: task_to_bytes(_share(task, own)) for node, own in members.items()}
         found = _Found(secure.missing, secure.refused, secure.down, secure.up)

@@ -25,7 +25,7 @@ from flowdup.secure_sum import PublicKeys
 SignedKeys = dict[str, bytes]  # masks, seals, certificate, signature
 _FIELDS = ("masks", "seals", "certificate", "signature")
 _MOST_CERTIFICATE = 2**14  # bytes
-_FEWEST = 3  # members of a sum
+FEWEST = 3  # members of a sum
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SumTerms:
     @property
     def threshold(self) -> int:
         """Members that must stay to the end: more than half, and never fewer than three."""
-        return max(len(self.nodes) // 2 + 1, _FEWEST)
+        return max(len(self.nodes) // 2 + 1, FEWEST)
 
     @property
     def context(self) -> bytes:

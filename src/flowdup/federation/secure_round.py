@@ -6,7 +6,7 @@ enough stay (`SumTerms.threshold`); who is left out after masks were sent is rec
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from flowdup.config import Config
 from flowdup.errors import ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
-from flowdup.federation.secure_keys import SignedKeys, SumTerms, check_keys
+from flowdup.federation.secure_keys import FEWEST, SignedKeys, SumTerms, check_keys
 from flowdup.federation.secure_node import LOSS_SCALE, numbers_of, terms_to_text
 from flowdup.messages import Reply, Schema
 from flowdup.params import unpack
@@ -137,15 +137,22 @@ class SecureRound:
         return found
 
 
-def new_terms(round: int, nodes: Mapping[str, int], bound: float, alive: int) -> SumTerms:
-    """Of a sum over these nodes with so many clients each, of so many nodes that are there."""
-    terms = SumTerms(round, tuple(nodes), sum(nodes.values()), bound, secrets.token_hex(16))
-    if len(nodes) >= terms.threshold:
-        return terms
-    told = f"round {round} asks clients of {len(nodes)} nodes, a secure sum is of 3 or more"
-    if alive < terms.threshold:
-        raise FederationError(f"{told}: {_LATER}")
-    raise ConfigError(f"{told}: raise server.cohort, so that every cohort has clients of 3 nodes")
+def further_members(nodes: Collection[str], alive: Sequence[str]) -> list[str]:
+    """Nodes without a client in the cohort that a sum needs to have three members: the first of
+    those that are there.  They add zeros.
+    """
+    others = [node for node in alive if node not in nodes]
+    return others[: max(FEWEST - len(nodes), 0)]
+
+
+def new_terms(round: int, nodes: Mapping[str, int], bound: float) -> SumTerms:
+    """Of a sum over these nodes with so many clients each; FederationError if they are too few."""
+    if len(nodes) < FEWEST:
+        raise FederationError(
+            f"round {round}: {len(nodes)} nodes are there, a secure sum is of {FEWEST} or more: "
+            f"{_LATER}"
+        )
+    return SumTerms(round, tuple(nodes), sum(nodes.values()), bound, secrets.token_hex(16))
 
 
 def _numbered(terms: SumTerms, sealed: Any) -> dict[int, bytes]:
