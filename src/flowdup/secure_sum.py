@@ -21,6 +21,7 @@ any numbers, which nobody can check.  A `Member` is for one sum; make new ones f
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -230,6 +231,24 @@ def unmasked_sum(
             mask = pair_seed(private, keys[number].masks, context)
             total = total - signed_mask(mask, number, gone, size)
     return total
+
+
+def sound_keys(keys: Mapping[str, PublicKeys]) -> list[str]:
+    """Whose keys the others can use: two of its own, which nobody else has told.
+
+    Who makes keys by chance never has another's, so all who have the same one are left out.
+    """
+    told = Counter(key for own in keys.values() for key in own)
+    found = []
+    for owner, own in keys.items():
+        try:
+            for key in own:
+                pair_seed(X25519PrivateKey.generate(), key, b"")
+        except MessageError:
+            continue
+        if all(told[key] == 1 for key in own):
+            found.append(owner)
+    return found
 
 
 def pair_seed(own: X25519PrivateKey, other: bytes, context: bytes) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from nearby import TABLE, NearbyFederation, Stub
 from nvflare.collab import CollabCallError
 
@@ -214,6 +215,57 @@ def test_keys_that_are_not_signed_are_refused(tmp_path: Path, key: str) -> None:
     (refusal,) = NodeRecord(near.folder).refusals("east")
     assert "not signed with its certificate" in refusal["reason"]
     assert read_rounds(near.run)[0]["answered"] == ["north", "south", "west"]
+
+
+def tells(stub: Stub, near: NearbyFederation, keys: PublicKeys) -> None:
+    """The node tells these keys, signed as it should."""
+
+    def change(name: str, answer: Any) -> Any:
+        if name != "secure_keys" or stub.node.sum is None:
+            return answer
+        kit = near.folder.kit(stub.name)
+        return {"content": sign_keys(kit, stub.name, stub.node.sum.terms, keys)}
+
+    stub.change = change
+
+
+def public_key() -> bytes:
+    return X25519PrivateKey.generate().public_key().public_bytes_raw()
+
+
+SAME = public_key()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        PublicKeys(bytes(32), public_key()),  # with which no secret can be agreed on
+        PublicKeys(public_key(), bytes(32)),
+        PublicKeys(public_key()[1:], public_key()),
+        PublicKeys(SAME, SAME),
+    ],
+)
+def test_who_tells_keys_that_cannot_be_used_is_refused_and_nobody_else(
+    tmp_path: Path, keys: PublicKeys
+) -> None:
+    near = federation(tmp_path, 1)
+    stubs = near.nodes()
+    tells(stubs[3], near, keys)
+    assert near.train(stubs, **SECURE) == "finished"
+    (row,) = read_rounds(near.run)
+    assert [*row["refused"]] == ["east"] and not row["missing"]
+    assert row["answered"] == ["north", "south", "west"]
+
+
+def test_nodes_that_tell_the_same_key_are_refused_and_nobody_else(tmp_path: Path) -> None:
+    near = federation(tmp_path, 1)
+    stubs = near.nodes()
+    for stub in stubs[2:]:
+        tells(stub, near, PublicKeys(SAME, public_key()))
+    with pytest.raises(FederationError, match="2 nodes stayed in the secure sum and 3"):
+        near.train(stubs, **SECURE)
+    (row,) = read_rounds(near.run)
+    assert {*row["refused"]} == {"west", "east"} and not row["missing"]
 
 
 def test_a_node_checks_the_others_keys_itself(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from flowdup.secure_sum import (
     Shares,
     check_threshold,
     route,
+    sound_keys,
     unmasked_sum,
 )
 
@@ -69,7 +70,9 @@ class SecureRound:
         terms = self.terms
         check_threshold(len(terms.nodes), terms.threshold)
         signed, keys = self._keys()
+        self._check_enough(keys)
         shared = self._ask("secure_share", {node: (signed,) for node in keys})
+        self._check_enough(shared)
         inbox = route({terms.number(n): _numbered(terms, own) for n, own in shared.items()})
         named = {
             node: {terms.nodes[n]: sealed for n, sealed in inbox[terms.number(node)].items()}
@@ -81,10 +84,7 @@ class SecureRound:
                 self.refused[node] = "its masked sum has another length than psi: drop it"
                 del masked[node]
         survivors = sorted(masked)
-        if len(survivors) < terms.threshold:
-            raise MessageError(
-                f"{len(survivors)} nodes stayed in the secure sum and {terms.threshold} are needed"
-            )
+        self._check_enough(survivors)
         revealed = self._ask("secure_reveal", {node: (survivors,) for node in survivors})
         total = unmasked_sum(
             {terms.number(n): own for n, own in keys.items()},
@@ -99,7 +99,9 @@ class SecureRound:
         return self._reply(total, sum(clients[node] for node in survivors)), survivors
 
     def _keys(self) -> tuple[dict[str, SignedKeys], dict[str, PublicKeys]]:
-        """Of nodes whose signature is right; others are refused."""
+        """Of nodes whose signature is right and whose keys can be used; others are refused, or
+        every node that meets their keys would have to leave.
+        """
         text = terms_to_text(self.terms)
         signed = self._ask("secure_keys", {node: (text,) for node in self.terms.nodes})
         keys: dict[str, PublicKeys] = {}
@@ -108,7 +110,17 @@ class SecureRound:
                 keys[node] = check_keys(self.kit, node, self.terms, own)
             except MessageError as error:
                 self.refused[node] = str(error)
-        return {node: signed[node] for node in keys}, keys
+        sound = sound_keys(keys)
+        for node in set(keys).difference(sound):
+            self.refused[node] = "its keys for a secure sum are none, or another's: leave it out"
+        return {node: signed[node] for node in sound}, {node: keys[node] for node in sound}
+
+    def _check_enough(self, nodes: Collection[str]) -> None:
+        """MessageError if so few are left that nothing would be revealed."""
+        if len(nodes) < self.terms.threshold:
+            raise MessageError(
+                f"{len(nodes)} nodes stayed in the secure sum and {self.terms.threshold} are needed"
+            )
 
     def _reply(self, total: Numbers, clients: int) -> Reply:
         """Of so many clients; how many points they have is not told."""
