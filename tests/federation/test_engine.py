@@ -138,10 +138,14 @@ def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
     assert apart(psi(near.run), simulated(near)[0]) < 1e-5
 
 
-def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -> None:
-    server = TABLE["server"] | {"rounds": 4, "cohort": 4, "replacement": False}
+def private(rounds: int) -> dict[str, Any]:
+    server = TABLE["server"] | {"rounds": rounds, "cohort": 4, "replacement": False}
     server |= {"aggregation": {"norm_bound": 0.5}, "privacy": {"noise": 2.0, "delta": 1e-3}}
-    near = NearbyFederation(tmp_path, TABLE | {"server": server})
+    return TABLE | {"server": server}
+
+
+def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path, private(rounds=4))
     stubs = near.nodes()
 
     def stop(name: str, answer: Any) -> Any:
@@ -160,6 +164,37 @@ def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -
     assert told[3] == pytest.approx(epsilon([all_there, without_west], 1e-3), abs=1e-4)
     assert told[3] > epsilon([all_there._replace(rounds=4)], 1e-3) + 0.1
     assert f"epsilon {told[3]:.3g}" in near.folder.log.read_text()
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_round_that_was_seen_and_is_done_again_to_another_psi_counts_twice(
+    tmp_path: Path, others: bool
+) -> None:
+    near = NearbyFederation(tmp_path, private(rounds=3))
+    stubs = near.nodes()
+
+    def keep_copy(name: str, answer: Any) -> Any:
+        if name == "evaluate":  # what a kill would leave now, that nodes have psi of round 3
+            shutil.copytree(near.run, tmp_path / "killed")
+        return answer
+
+    stubs[0].change = keep_copy
+    assert near.train(stubs) == "finished"
+    whole = state(near)
+    shutil.rmtree(near.run)
+    (tmp_path / "killed").rename(near.run)
+    assert state(near).round == 2
+    assert near.train(near.nodes(*NODES[: 2 if others else 3])) == "finished"
+    all_there = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 5)), 3)
+    without_west = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 2)), 1)
+    if others:
+        assert apart(state(near).psi, whole.psi) > 1e-4
+        both = epsilon([all_there, without_west], 1e-3)
+        assert epsilon(state(near).released, 1e-3) == pytest.approx(both)
+    else:
+        assert apart(state(near).psi, whole.psi) == 0
+        assert state(near).released == whole.released == (all_there,)
+    assert near.train(near.nodes()) == "finished"  # the checkpoint can be read
 
 
 def test_clients_whose_updates_are_too_long_are_named(tmp_path: Path) -> None:

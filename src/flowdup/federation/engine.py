@@ -15,12 +15,19 @@ from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
 from flowdup.federation.calls import Calls
 from flowdup.federation.fitting import fit_at_nodes
-from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
+from flowdup.federation.record import (
+    ClientBook,
+    NodeRecord,
+    RoundRecord,
+    append_round,
+    note_release,
+)
 from flowdup.federation.secure_round import SecureRound, new_terms
 from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
+from flowdup.privacy import PrivateRounds
 from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
 
@@ -79,6 +86,10 @@ class NodePopulation(RemotePopulation):
 
         classes, interpolates = self.spec.classes, engine.stage.interpolates
         return fit_at_nodes(self.calls, task, classes, interpolates, refuse)
+
+    def note_release(self, round: int, psi: Params, draw: PrivateRounds) -> list[PrivateRounds]:
+        """In the run folder, where a coordinator that was killed finds it again."""
+        return note_release(self.run, round, psi, draw)
 
     def traffic(self) -> dict[str, int]:
         """Of the latest round: bytes per client, psi being sent once to a node."""
