@@ -324,6 +324,43 @@ def test_a_spoiled_reply_is_refused_and_named(tmp_path: Path, how: str) -> None:
     assert all(bool(t.isfinite().all()) for t in psi(near.run).values())
 
 
+@pytest.mark.parametrize("how", ["nan", "huge"])
+def test_with_noise_one_clients_numbers_do_not_cost_the_others_of_its_node(
+    tmp_path: Path, how: str
+) -> None:
+    """Or more than one client would leave the sum, and epsilon counts on one."""
+    near = NearbyFederation(tmp_path, private(rounds=4))
+    stubs = near.nodes()
+
+    def spoil(name: str, answer: Any) -> Any:
+        if name != "train":
+            return answer
+        first, *others = answer["replies"]
+        return {"replies": [spoiled(first, how), *others]}
+
+    stubs[0].change = spoil
+    assert near.train(stubs) == "finished"
+    rounds = read_rounds(near.run)
+    assert any("north" in row["asked"] for row in rounds)
+    for row in rounds:
+        assert row["answered"] == row["asked"] and not row["refused"]
+        assert row["clients"] == 4 - (how == "nan" and "north" in row["asked"])
+    assert not NodeRecord(near.folder).refusals("north")
+    assert ("without a client of north" in near.folder.log.read_text()) == (how == "nan")
+    assert all(bool(t.isfinite().all()) for t in psi(near.run).values())
+
+
+def test_a_node_that_cannot_evaluate_is_not_refused(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    near.config = read_config(TABLE | {"run": TABLE["run"] | {"evaluate_every": 1}})
+    stubs = near.nodes()
+    stubs[1].change = lambda name, a: {"error": "DataError"} if name == "evaluate" else a
+    assert near.train(stubs) == "finished"
+    assert not NodeRecord(near.folder).refusals("south")
+    assert "south could not evaluate (DataError)" in near.folder.log.read_text()
+    assert all("validation_accuracy" in row for row in _metrics(near.run))
+
+
 def test_a_suspended_node_stays_out_until_it_is_readmitted(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path)
     NodeRecord(near.folder).suspend("south")
