@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,31 @@ def test_a_fit_goes_on_without_a_node_that_leaves_or_lies(tmp_path: Path) -> Non
     stubs[1].change = lambda name, a: a | {"gradient": [0.0]} if name == "likelihood" else a
     assert near.train(stubs) == "finished"
     assert "for the correction" in NodeRecord(near.folder).refusals("south")[0]["reason"]
+    assert all(bool(t.isfinite().all()) for t in state(near).correction.values())
+
+
+@pytest.mark.parametrize(
+    ("lie", "refused"),
+    [
+        (lambda a: {"gradient": [a["gradient"][0], *([1e300] * 10)]}, True),
+        (lambda a: {"points": 0}, True),
+        (lambda a: {"points": 10**400}, True),
+        (lambda a: {"gradient": [10**400] * 11}, True),
+        (lambda a: {"gradient": [-1.7e308, *a["gradient"][1:]]}, False),  # which may be so
+        (lambda a: {"loss": 1.7e308}, False),
+    ],
+)
+def test_false_sums_end_no_run_and_nobody_else_is_refused(
+    tmp_path: Path, lie: Callable[[Any], Any], refused: bool
+) -> None:
+    near = NearbyFederation(tmp_path, CORRECTED)
+    near.config = read_config(CORRECTED | {"server": TABLE["server"] | {"rounds": 3}})
+    stubs = near.nodes()
+    for stub in stubs[1:]:
+        stub.change = lambda name, a: a | lie(a) if name == "likelihood" else a
+    assert near.train(stubs) == "finished"
+    record = NodeRecord(near.folder)
+    assert [bool(record.refusals(node)) for node in NODES] == [False, refused, refused]
     assert all(bool(t.isfinite().all()) for t in state(near).correction.values())
 
 
