@@ -210,7 +210,7 @@ def fit_by_sums(ask: Callable[[Tensor, Tensor], Likelihood], classes: int) -> tu
     return log_scale.exp().detach(), bias.detach()
 
 
-class _NotFinite(Exception):  # noqa: N818  (it is caught here)
+class _NotFinite(Exception):
     """A fit has gone to where no numbers are."""
 
 

@@ -420,6 +420,17 @@ def test_a_node_with_another_expansion_is_refused(tmp_path: Path) -> None:
     assert not any("west" in r["asked"] for r in read_rounds(near.run))
 
 
+def test_a_node_that_says_it_has_too_many_clients_is_refused(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stubs = near.nodes()
+    many = {"clients": 101, "labeled": None}
+    stubs[2].change = lambda name, a: a | many if name == "begin" else a
+    assert near.train(stubs, most_clients=100) == "finished"
+    assert "more than 100 clients" in NodeRecord(near.folder).refusals("west")[0]["reason"]
+    assert not any("west" in r["asked"] for r in read_rounds(near.run))
+    assert "west" not in json.loads((near.run / "nodes.json").read_text())
+
+
 def test_a_round_with_too_few_nodes_is_not_averaged(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path)
     stubs = near.nodes()

@@ -182,10 +182,17 @@ class FederationEngine:
         if sha256 != self.stage.spec.expansion_sha256:
             raise MessageError("it has another P or theta_0: it needs the same version of flowdup")
         flags = isinstance(labeled, list) and all(type(flag) is bool for flag in labeled)
-        fits = type(clients) is int and 0 < clients < 2**31
-        if not fits or not (labeled is None or (flags and len(labeled) == clients)):
+        if type(clients) is not int or clients < 1:
             raise MessageError("it says of its clients what cannot be")
-        self.population.book.enter(node, int(clients), labeled)  # type: ignore[arg-type]
+        most = self.population.settings.most_clients
+        if clients > most:
+            raise MessageError(
+                f"it says that it has more than {most:,} clients: if it should have as many, raise "
+                "--most-clients and readmit it"
+            )
+        if not (labeled is None or (flags and len(labeled) == clients)):
+            raise MessageError("it says of its clients what cannot be")
+        self.population.book.enter(node, clients, labeled)
 
     def params_task(self, round: int, params: Params) -> Task:
         """Parameters for evaluation, as a task without a cohort; a correction is broadcast."""
