@@ -235,6 +235,7 @@ def test_a_damaged_file_of_records_is_refused(line: str, tmp_path: Path) -> None
         ("[columns]", 'show = "best"\n[columns]', "show must be one of"),
         ("[columns]", "search_seeds = [9]\n[columns]", "must be some of its seeds"),
         ("[columns]", "support = [0]\n[columns]", "numbers of points"),
+        ("0.5 }", "0.5 }, preset = 3", r"columns\.p = 0\.5\.preset must be a text"),
     ],
 )
 def test_a_table_with_a_mistake_is_refused_in_a_sentence(change: str, to: str, clue: str) -> None:

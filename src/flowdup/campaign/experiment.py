@@ -257,7 +257,9 @@ def _row_cells(
     cells = []
     for number, (column, change) in enumerate(columns.items()):
         own = dict(as_table(change, f"columns.{column}"))
-        base = load_table(own.pop("preset", table["preset"]))
+        if not isinstance(preset := own.pop("preset", table["preset"]), str):
+            raise ConfigError(f"columns.{column}.preset must be a text, not {shorten(preset)}")
+        base = load_table(preset)
         for over in (table.get("settings", {}), entry.get("settings", {}), own):
             base = merge(base, over)
         candidates = tuple(
