@@ -72,6 +72,30 @@ def test_noise_follows_from_seed_and_round_or_from_a_secret(tmp_path: Path) -> N
             assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 0.02
 
 
+@pytest.mark.parametrize("secret", [False, True])
+def test_another_mean_has_other_noise_and_the_same_mean_the_same(
+    tmp_path: Path, secret: bool
+) -> None:
+    """Or the difference of two psi of one round, with and without a client, would tell it all."""
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    config = PrivacyConfig(1.0, secret=str(tmp_path / "key") if secret else "")
+    moved = {"w": ZEROS["w"] + 1e-3, "b": ZEROS["b"]}
+
+    def drawn(config: PrivacyConfig, mean: Params, clients: int = 10) -> Tensor:
+        noised = gaussian_noise(config, 0.5, Stream(3), 1)(mean, clients)
+        return (pack(noised) - pack(mean)).double()
+
+    first = drawn(config, ZEROS)
+    assert torch.equal(first, drawn(config, ZEROS))
+    others = [
+        drawn(config, moved),
+        drawn(config, ZEROS, 20),
+        drawn(replace(config, noise=2.0), ZEROS),  # two scales of one noise would give the mean
+    ]
+    for other in others:
+        assert abs(torch.corrcoef(torch.stack([first, other]))[0, 1]) < 0.02
+
+
 def test_a_secret_draws_other_cohorts(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"k" * 32)
     drawn = []

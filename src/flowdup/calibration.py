@@ -181,21 +181,44 @@ def fit_scale_and_bias(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fit_by_sums(ask: Callable[[Tensor, Tensor], Likelihood], classes: int) -> tuple[Tensor, Tensor]:
-    """The scale and bias with the least mean of what is asked; 1 and 0 if there are no points."""
+    """The scale and bias with the least mean of what is asked; 1 and 0 if there are no points, or
+    if what is told leads to numbers that are not finite: these are not asked about.
+    """
     log_scale = torch.zeros((), dtype=torch.float64).requires_grad_()
     bias = torch.zeros(classes, dtype=torch.float64).requires_grad_()
     if not ask(log_scale.detach(), bias.detach()).points:
-        return log_scale.exp().detach(), bias.detach()
+        return _plain(classes)
     optimizer = torch.optim.LBFGS(
         [log_scale, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
+        if not _is_finite(log_scale, bias):
+            raise _NotFinite
         points, loss, gradient = ask(log_scale.detach(), bias.detach())
         own = bias.detach()
         log_scale.grad = gradient[0] / points
         bias.grad = gradient[1:] / points + 2 * _RIDGE * own
         return loss / points + _RIDGE * own.square().sum()
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    try:
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    except _NotFinite:
+        return _plain(classes)
+    if not _is_finite(log_scale, bias):
+        return _plain(classes)
     return log_scale.exp().detach(), bias.detach()
+
+
+class _NotFinite(Exception):
+    """A fit has gone to where no numbers are."""
+
+
+def _plain(classes: int) -> tuple[Tensor, Tensor]:
+    """The scale and bias that change nothing."""
+    return torch.ones((), dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
+
+
+def _is_finite(log_scale: Tensor, bias: Tensor) -> bool:
+    """Also as the floats of a correction."""
+    return bool(torch.cat([log_scale.exp().reshape(1), bias]).float().isfinite().all())

@@ -43,6 +43,10 @@ class MessageError(FlowdupError):
     """What came from a client is not a reply to the task that it was sent."""
 
 
+class NotFiniteError(MessageError):
+    """A client's reply fits, but for numbers that are NaN or infinite."""
+
+
 class ForeignClientError(FlowdupError):
     """A client's data look like those of no training client, and no model was wanted then."""
 

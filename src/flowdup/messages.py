@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flowdup.errors import MessageError
+from flowdup.errors import MessageError, NotFiniteError
 from flowdup.params import Params
 from flowdup.rank_one import Factors
 
@@ -113,11 +113,11 @@ class Reply:
         return self
 
     def check_finite(self) -> "Reply":
-        """The reply itself; MessageError if a number is NaN or infinite.  On a GPU this waits."""
+        """The reply itself; NotFiniteError if a number is NaN or infinite.  On a GPU this waits."""
         factors = [(name, t) for name, pair in self.factors.items() for t in pair]
         for name, tensor in [*self.delta.items(), *factors, ("loss", self.loss)]:
             if not bool(torch.isfinite(tensor).all()):
-                raise MessageError(f"a reply has NaN or infinite numbers in '{name}': drop it")
+                raise NotFiniteError(f"a reply has NaN or infinite numbers in '{name}': drop it")
         return self
 
 

@@ -1,5 +1,6 @@
 """What is trained and sent: tensors by name."""
 
+import hashlib
 import math
 
 import torch
@@ -21,6 +22,12 @@ def strip_prefix(params: Params, prefix: str) -> Params:
 def pack(params: Params) -> Tensor:
     """All numbers as one vector, in the order of the names."""
     return torch.cat([p.reshape(-1) for p in params.values()])
+
+
+def digest(params: Params) -> bytes:
+    """The SHA-256 of all numbers, in the order of the names."""
+    whole = pack(params).detach().cpu().view(torch.uint8)
+    return hashlib.sha256(whole.numpy().tobytes()).digest()
 
 
 def unpack(vector: Tensor, like: Params) -> Params:

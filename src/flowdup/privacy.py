@@ -19,6 +19,7 @@ and what validation clients decide (which round is kept) are not noised.
 import hashlib
 import importlib.util
 import math
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from flowdup.aggregation import Noise
 from flowdup.errors import ConfigError
-from flowdup.params import Params, pack, unpack
+from flowdup.params import Params, digest, pack, unpack
 from flowdup.random import Stream, Words
 from flowdup.settings import check_range
 
@@ -57,16 +58,24 @@ class PrivacyConfig:
 
 
 def gaussian_noise(config: PrivacyConfig, norm_bound: float, stream: Stream, round: int) -> Noise:
-    """What is added to a round's mean update: standard deviation noise * norm_bound / clients."""
+    """What is added to a round's mean update: standard deviation noise * norm_bound / clients.
+
+    It follows from the secret (or seed), the round, the deviation and every bit of the mean itself.
+    A round that is done again to the same mean has the same noise, and tells nothing new.  Any
+    other mean (of other nodes, of changed data, in another run with the same secret) has
+    independent noise: with the same one, the difference of two psi would have none at all.  That
+    is why the cohort or psi would not do as a name for it: behind both, a client's data may change.
+    Beware: where sums differ in their last bit (another engine or machine), so does all noise.
+    """
     secret = read_secret(config.secret) if config.secret else b""
 
     def add(delta: Params, clients: int) -> Params:
-        vector = pack(delta)
-        pairs = -(-vector.numel() // 2)
-        draw = stream.child("privacy", round)
-        words = _secret_words(secret, round, 4 * pairs) if secret else draw.words(4 * pairs)
+        vector, deviation = pack(delta), config.noise * norm_bound / clients
+        count = 4 * -(-vector.numel() // 2)
+        what = hashlib.sha256(struct.pack("<qd", clients, deviation) + digest(delta)).digest()
+        draw = stream.child("privacy", round, what.hex())
+        words = _secret_words(secret, round, what, count) if secret else draw.words(count)
         drawn = torch.from_numpy(normal(words)[: vector.numel()])
-        deviation = config.noise * norm_bound / clients
         return unpack(vector + (deviation * drawn).to(vector), delta)
 
     return add
@@ -104,15 +113,15 @@ def secret_stream(path: str) -> Stream:
 
     Beware: Philox is no cipher; it is enough where only psi is seen, and not the cohorts.
     """
-    digest = hashlib.sha256(b"flowdup cohorts" + read_secret(path)).digest()
-    return Stream(int.from_bytes(digest, "little"))
+    seed = hashlib.sha256(b"flowdup cohorts" + read_secret(path)).digest()
+    return Stream(int.from_bytes(seed, "little"))
 
 
-def _secret_words(secret: bytes, round: int, count: int) -> Words:
+def _secret_words(secret: bytes, round: int, what: bytes, count: int) -> Words:
     """By SHAKE-256, so that a resumed round has the same noise and nobody else can make it."""
     key = hashlib.sha256(b"flowdup noise" + secret).digest()
-    digest = hashlib.shake_256(key + round.to_bytes(8, "little")).digest(4 * count)
-    return np.frombuffer(digest, "<u4").astype(np.uint32)
+    content = hashlib.shake_256(key + round.to_bytes(8, "little") + what).digest(4 * count)
+    return np.frombuffer(content, "<u4").astype(np.uint32)
 
 
 class Draw(NamedTuple):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,30 @@ def test_a_fit_goes_on_without_a_node_that_leaves_or_lies(tmp_path: Path) -> Non
     assert all(bool(t.isfinite().all()) for t in state(near).correction.values())
 
 
+@pytest.mark.parametrize(
+    ("lie", "refused"),
+    [
+        (lambda a: {"gradient": [a["gradient"][0], *([1e300] * 10)]}, True),
+        (lambda a: {"points": 0}, True),
+        (lambda a: {"points": 10**400}, True),
+        (lambda a: {"gradient": [10**400] * 11}, True),
+        (lambda a: {"gradient": [-1.7e308, *a["gradient"][1:]]}, False),  # which may be so
+    ],
+)
+def test_false_sums_end_no_run_and_nobody_else_is_refused(
+    tmp_path: Path, lie: Callable[[Any], Any], refused: bool
+) -> None:
+    near = NearbyFederation(tmp_path, CORRECTED)
+    near.config = read_config(CORRECTED | {"server": TABLE["server"] | {"rounds": 3}})
+    stubs = near.nodes()
+    for stub in stubs[1:]:
+        stub.change = lambda name, a: a | lie(a) if name == "likelihood" else a
+    assert near.train(stubs) == "finished"
+    record = NodeRecord(near.folder)
+    assert [bool(record.refusals(node)) for node in NODES] == [False, refused, refused]
+    assert all(bool(t.isfinite().all()) for t in state(near).correction.values())
+
+
 def state(near: NearbyFederation) -> ServerState:
     return load_checkpoint(near.run / "checkpoint")[1]
 
@@ -138,10 +163,14 @@ def test_replies_are_aggregated_as_the_settings_say(tmp_path: Path) -> None:
     assert apart(psi(near.run), simulated(near)[0]) < 1e-5
 
 
-def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -> None:
-    server = TABLE["server"] | {"rounds": 4, "cohort": 4, "replacement": False}
+def private(rounds: int) -> dict[str, Any]:
+    server = TABLE["server"] | {"rounds": rounds, "cohort": 4, "replacement": False}
     server |= {"aggregation": {"norm_bound": 0.5}, "privacy": {"noise": 2.0, "delta": 1e-3}}
-    near = NearbyFederation(tmp_path, TABLE | {"server": server})
+    return TABLE | {"server": server}
+
+
+def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path, private(rounds=4))
     stubs = near.nodes()
 
     def stop(name: str, answer: Any) -> Any:
@@ -160,6 +189,37 @@ def test_epsilon_counts_a_round_with_the_nodes_that_were_there(tmp_path: Path) -
     assert told[3] == pytest.approx(epsilon([all_there, without_west], 1e-3), abs=1e-4)
     assert told[3] > epsilon([all_there._replace(rounds=4)], 1e-3) + 0.1
     assert f"epsilon {told[3]:.3g}" in near.folder.log.read_text()
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_round_that_was_seen_and_is_done_again_to_another_psi_counts_twice(
+    tmp_path: Path, others: bool
+) -> None:
+    near = NearbyFederation(tmp_path, private(rounds=3))
+    stubs = near.nodes()
+
+    def keep_copy(name: str, answer: Any) -> Any:
+        if name == "evaluate":  # what a kill would leave now, that nodes have psi of round 3
+            shutil.copytree(near.run, tmp_path / "killed")
+        return answer
+
+    stubs[0].change = keep_copy
+    assert near.train(stubs) == "finished"
+    whole = state(near)
+    shutil.rmtree(near.run)
+    (tmp_path / "killed").rename(near.run)
+    assert state(near).round == 2
+    assert near.train(near.nodes(*NODES[: 2 if others else 3])) == "finished"
+    all_there = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 5)), 3)
+    without_west = PrivateRounds(2.0, (Draw(2, 4), Draw(2, 2)), 1)
+    if others:
+        assert apart(state(near).psi, whole.psi) > 1e-4
+        both = epsilon([all_there, without_west], 1e-3)
+        assert epsilon(state(near).released, 1e-3) == pytest.approx(both)
+    else:
+        assert apart(state(near).psi, whole.psi) == 0
+        assert state(near).released == whole.released == (all_there,)
+    assert near.train(near.nodes()) == "finished"  # the checkpoint can be read
 
 
 def test_clients_whose_updates_are_too_long_are_named(tmp_path: Path) -> None:
@@ -289,6 +349,43 @@ def test_a_spoiled_reply_is_refused_and_named(tmp_path: Path, how: str) -> None:
     assert all(bool(t.isfinite().all()) for t in psi(near.run).values())
 
 
+@pytest.mark.parametrize("how", ["nan", "huge"])
+def test_with_noise_one_clients_numbers_do_not_cost_the_others_of_its_node(
+    tmp_path: Path, how: str
+) -> None:
+    """Or more than one client would leave the sum, and epsilon counts on one."""
+    near = NearbyFederation(tmp_path, private(rounds=4))
+    stubs = near.nodes()
+
+    def spoil(name: str, answer: Any) -> Any:
+        if name != "train":
+            return answer
+        first, *others = answer["replies"]
+        return {"replies": [spoiled(first, how), *others]}
+
+    stubs[0].change = spoil
+    assert near.train(stubs) == "finished"
+    rounds = read_rounds(near.run)
+    assert any("north" in row["asked"] for row in rounds)
+    for row in rounds:
+        assert row["answered"] == row["asked"] and not row["refused"]
+        assert row["clients"] == 4 - (how == "nan" and "north" in row["asked"])
+    assert not NodeRecord(near.folder).refusals("north")
+    assert ("without a client of north" in near.folder.log.read_text()) == (how == "nan")
+    assert all(bool(t.isfinite().all()) for t in psi(near.run).values())
+
+
+def test_a_node_that_cannot_evaluate_is_not_refused(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    near.config = read_config(TABLE | {"run": TABLE["run"] | {"evaluate_every": 1}})
+    stubs = near.nodes()
+    stubs[1].change = lambda name, a: {"error": "DataError"} if name == "evaluate" else a
+    assert near.train(stubs) == "finished"
+    assert not NodeRecord(near.folder).refusals("south")
+    assert "south could not evaluate (DataError)" in near.folder.log.read_text()
+    assert all("validation_accuracy" in row for row in _metrics(near.run))
+
+
 def test_a_suspended_node_stays_out_until_it_is_readmitted(tmp_path: Path) -> None:
     near = NearbyFederation(tmp_path)
     NodeRecord(near.folder).suspend("south")
@@ -320,6 +417,17 @@ def test_a_node_with_another_expansion_is_refused(tmp_path: Path) -> None:
     assert near.train(stubs) == "finished"
     assert "another P or theta_0" in NodeRecord(near.folder).refusals("west")[0]["reason"]
     assert not any("west" in r["asked"] for r in read_rounds(near.run))
+
+
+def test_a_node_that_says_it_has_too_many_clients_is_refused(tmp_path: Path) -> None:
+    near = NearbyFederation(tmp_path)
+    stubs = near.nodes()
+    many = {"clients": 101, "labeled": None}
+    stubs[2].change = lambda name, a: a | many if name == "begin" else a
+    assert near.train(stubs, most_clients=100) == "finished"
+    assert "more than 100 clients" in NodeRecord(near.folder).refusals("west")[0]["reason"]
+    assert not any("west" in r["asked"] for r in read_rounds(near.run))
+    assert "west" not in json.loads((near.run / "nodes.json").read_text())
 
 
 def test_a_round_with_too_few_nodes_is_not_averaged(tmp_path: Path) -> None:

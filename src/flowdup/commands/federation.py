@@ -94,6 +94,9 @@ def run_command(
     number_bound: Annotated[
         float, typer.Option(help="With --secure-sum: the largest number of an update.")
     ] = 8.0,
+    most_clients: Annotated[
+        int, typer.Option(min=1, help="A node that says it has more is refused.")
+    ] = 10_000,
     as_json: Json = False,
 ) -> None:
     """Train with the nodes that are there, into a run folder."""
@@ -114,6 +117,7 @@ def run_command(
         encoding or ("plain" if secure_sum else "factors"),
         secure_sum,
         number_bound,
+        most_clients,
     )
     run = RunFolder(out or folder / "run")
     request = RunRequest(

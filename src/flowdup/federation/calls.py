@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvflare.collab import CollabCallError
-from nvflare.collab.api.exceptions import RunAborted
-
 _PING_SECONDS = 2.0
 
 
@@ -55,8 +52,11 @@ class Calls:
         deadline, asked = now + self.settings.timeout, now
 
         def send(node: str) -> None:
-            proxy = self.proxies[node](timeout=self.settings.timeout)
-            arrived.put((node, *_outcome(lambda: getattr(proxy, name)(*arguments[node]))))
+            def work() -> Any:  # FLARE waits longer than we do, who can tell slow from silent
+                proxy = self.proxies[node](timeout=self.settings.timeout + self.settings.silence)
+                return getattr(proxy, name)(*arguments[node])
+
+            arrived.put((node, *_outcome(work)))
 
         def ping(node: str) -> None:
             proxy = self.proxies[node](timeout=self.settings.silence)
@@ -83,18 +83,21 @@ class Calls:
                 for node in waiting:
                     _in_background(ping, node)
             for node in list(waiting):
-                if now - heard[node] > self.settings.silence or now > deadline:
+                is_silent = now - heard[node] > self.settings.silence
+                if is_silent or now > deadline:
                     waiting.remove(node)
                     # its last sign of life may have been somewhat later than we heard one
                     silent = max(0.0, now - heard[node] - self.settings.silence / 2)
-                    self.give_up(node, f"no answer to '{name}' and no sign of life", silent)
+                    slow = f"too slow ({self.settings.timeout:g} s)"
+                    self.give_up(node, f"'{name}': {'silent' if is_silent else slow}", silent)
         return {node: answers[node] for node in arguments if node in answers}
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, str]:
+    """What it gives, or the kind of what went wrong, whatever it is: nobody sees a thread end."""
     try:
         return work(), ""
-    except (CollabCallError, RunAborted) as error:
+    except Exception as error:
         return None, f"the call failed ({type(error.__cause__ or error).__name__})"
 
 

@@ -12,15 +12,28 @@ from torch.nn.utils import get_total_norm
 
 from flowdup.calibration import Calibration
 from flowdup.engines import Engine, Roster, SupportQuery
-from flowdup.errors import CheckpointError, ConfigError, FederationError, MessageError
+from flowdup.errors import (
+    CheckpointError,
+    ConfigError,
+    FederationError,
+    MessageError,
+    NotFiniteError,
+)
 from flowdup.federation.calls import Calls
 from flowdup.federation.fitting import fit_at_nodes
-from flowdup.federation.record import ClientBook, NodeRecord, RoundRecord, append_round
+from flowdup.federation.record import (
+    ClientBook,
+    NodeRecord,
+    RoundRecord,
+    append_round,
+    note_release,
+)
 from flowdup.federation.secure_round import SecureRound, further_members, new_terms
 from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
+from flowdup.privacy import PrivateRounds
 from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
 
@@ -62,6 +75,9 @@ class NodePopulation(RemotePopulation):
         answers = self.calls.call("evaluate", {node: (task,) for node in self.calls.alive})
         found: list[float] = []
         for node, answer in answers.items():
+            if isinstance(answer, dict) and "error" in answer:  # its own trouble, and no offence
+                self.say(f"round {round}: {node} could not evaluate ({answer['error']})")
+                continue
             values = answer.get("accuracies") if isinstance(answer, dict) else None
             if isinstance(values, list) and all(type(v) is float and 0 <= v <= 100 for v in values):
                 found += values
@@ -79,6 +95,10 @@ class NodePopulation(RemotePopulation):
 
         classes, interpolates = self.spec.classes, engine.stage.interpolates
         return fit_at_nodes(self.calls, task, classes, interpolates, refuse)
+
+    def note_release(self, round: int, psi: Params, draw: PrivateRounds) -> list[PrivateRounds]:
+        """In the run folder, where a coordinator that was killed finds it again."""
+        return note_release(self.run, round, psi, draw)
 
     def traffic(self) -> dict[str, int]:
         """Of the latest round: bytes per client, psi being sent once to a node."""
@@ -162,10 +182,17 @@ class FederationEngine:
         if sha256 != self.stage.spec.expansion_sha256:
             raise MessageError("it has another P or theta_0: it needs the same version of flowdup")
         flags = isinstance(labeled, list) and all(type(flag) is bool for flag in labeled)
-        fits = type(clients) is int and 0 < clients < 2**31
-        if not fits or not (labeled is None or (flags and len(labeled) == clients)):
+        if type(clients) is not int or clients < 1:
             raise MessageError("it says of its clients what cannot be")
-        self.population.book.enter(node, int(clients), labeled)  # type: ignore[arg-type]
+        most = self.population.settings.most_clients
+        if clients > most:
+            raise MessageError(
+                f"it says that it has more than {most:,} clients: if it should have as many, raise "
+                "--most-clients and readmit it"
+            )
+        if not (labeled is None or (flags and len(labeled) == clients)):
+            raise MessageError("it says of its clients what cannot be")
+        self.population.book.enter(node, clients, labeled)
 
     def params_task(self, round: int, params: Params) -> Task:
         """Parameters for evaluation, as a task without a cohort; a correction is broadcast."""
@@ -219,12 +246,33 @@ class FederationEngine:
                     continue
                 contents = _contents(answer, len(members[node]))
                 found.up[node] = sum(map(len, contents))
-                checked = [self._checked(content, task.round) for content in contents]
-                replies |= zip(members[node], checked, strict=True)
+                replies |= self._read(node, contents, members[node], task.round)
                 found.answered.append(node)
             except MessageError as error:
                 found.refused[node] = str(error)
         found.replies = [replace(replies[p], member=p) for p in sorted(replies)]
+        if found.answered and not replies:
+            found.failure = "no reply has finite numbers"
+        return found
+
+    def _read(
+        self, node: str, contents: list[bytes], members: dict[int, int], round: int
+    ) -> dict[int, Reply]:
+        """A node's replies by position; MessageError if one is none.
+
+        With noise for privacy, one client's numbers must not decide about the others of its node:
+        a reply that is not finite is left out alone, one that is too long is clipped later, and
+        neither is held against the node.
+        """
+        private, found = self.stage.config.server.privacy.noise > 0, dict[int, Reply]()
+        for position, content in zip(members, contents, strict=True):
+            try:
+                reply = reply_from_bytes(content, round, self.schema, self.limit)
+                found[position] = reply if private else self._checked(reply)
+            except NotFiniteError as error:
+                if not private:
+                    raise
+                self.population.say(f"round {round}: without a client of {node}: {error}")
         return found
 
     def _sum(self, task: Task, members: _Members) -> "_Found":
@@ -249,9 +297,7 @@ class FederationEngine:
             found.failure = str(error)
         return found
 
-    def _checked(self, content: bytes, round: int) -> Reply:
-        reply = reply_from_bytes(content, round, self.schema, self.limit)
-        reply = reply.check(round, self.schema).check_finite()
+    def _checked(self, reply: Reply) -> Reply:
         bound = self.population.settings.norm_bound
         norm = get_total_norm([d.double() for d in reply.whole_delta().values()])
         if not float(norm) <= bound:

@@ -26,6 +26,7 @@ from flowdup.calibration import (
 from flowdup.errors import MessageError
 from flowdup.federation.calls import Calls
 
+_ROUNDING = 1e-6
 Refuse = Callable[[str, str], None]  # a node, and why
 
 
@@ -90,7 +91,7 @@ class NodesFitting:
                 continue  # its own trouble, and no offence
             try:
                 found[node] = read(answer)
-            except (ValueError, TypeError, KeyError, RuntimeError):
+            except (ValueError, TypeError, KeyError, RuntimeError, OverflowError):
                 self.refuse(node, "what it tells for the correction cannot be: drop it")
         if len(found) < len(self.nodes):
             self.nodes = [*found]
@@ -100,11 +101,14 @@ class NodesFitting:
     def _read_likelihood(self, answer: Any) -> Likelihood:
         points, gradient = answer["points"], torch.tensor(answer["gradient"], dtype=torch.float64)
         loss = torch.tensor(answer["loss"], dtype=torch.float64)
-        if type(points) is not int or points < 0 or loss.ndim or loss < 0:
+        if type(points) is not int or not 0 <= points < 2**31 or loss.ndim or loss < 0:
             raise ValueError
         if gradient.shape != (1 + self.classes,) or not bool(gradient.isfinite().all()):
             raise ValueError
-        if not math.isfinite(float(loss)):
+        if not math.isfinite(float(loss)) or (not points and float(loss)):
+            raise ValueError
+        # by a class's bias, a point has its share of the class, less 1 if it is of the class
+        if float(gradient[1:].abs().max()) > points * (1 + _ROUNDING):
             raise ValueError
         return Likelihood(points, loss, gradient)
 

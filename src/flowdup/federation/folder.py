@@ -7,7 +7,7 @@ admin/             the certificate that may submit jobs; viewer/ has one that ma
 kits/NODE/         what a node is given, to be handed over and then deleted here
 nodes.json         who is suspended, and every refusal
 refused.json       connections and commands that the server turned away, counted by reason
-run/               the run folder (`run/folder.py`), and in it rounds.jsonl, clients by node
+run/               the run folder (`run/folder.py`), with rounds.jsonl, releases.jsonl, nodes.json
 request.json       what the coordinator's job is to do; written by `flowdup federation run`
 job.json           which nodes the running job has; written by the job
 """

@@ -1,4 +1,5 @@
-"""What a federation remembers: refusals and suspensions, rounds, and which clients a node has.
+"""What a federation remembers: refusals and suspensions, rounds, psi that were sent out with noise,
+and which clients a node has.
 
 The record is ours: FLARE's status of a job says nothing of rounds, and is not asked.
 """
@@ -14,6 +15,9 @@ import numpy as np
 from flowdup.engines import Roster
 from flowdup.errors import CheckpointError
 from flowdup.federation.folder import FederationFolder, read_json, write_json
+from flowdup.files import write_atomic
+from flowdup.params import Params, digest
+from flowdup.privacy import Draw, PrivateRounds
 
 MOST_REFUSALS = 3  # after which a node is suspended
 
@@ -93,6 +97,24 @@ def read_rounds(run: Path) -> list[dict[str, Any]]:
             continue
         found[row["round"]] = row
     return [found[number] for number in sorted(found)]
+
+
+def note_release(run: Path, round: int, psi: Params, draw: PrivateRounds) -> list[PrivateRounds]:
+    """One line more in run/releases.jsonl, durably, unless this very psi is there already; the
+    draws of other ones that are there for the round.
+    """
+    path, sha256 = run / "releases.jsonl", digest(psi).hex()
+    lines = path.read_text().splitlines() if path.is_file() else []
+    rows = [row for row in map(json.loads, lines) if row["round"] == round]
+    if all(row["psi_sha256"] != sha256 for row in rows):
+        row = {"round": round, "psi_sha256": sha256, "noise": draw.noise, "parts": draw.parts}
+        content = "".join(f"{line}\n" for line in [*lines, json.dumps(row)])
+        write_atomic(path, content.encode())
+    return [
+        PrivateRounds(row["noise"], tuple(Draw(*part) for part in row["parts"]), 1)
+        for row in rows
+        if row["psi_sha256"] != sha256
+    ]
 
 
 @dataclass

@@ -15,6 +15,7 @@ class FederationSettings:
     encoding: str = "factors"  # of replies (`wire.py`)
     secure: bool = False  # whether the coordinator sees sums over nodes alone (`secure_round.py`)
     number_bound: float = 8.0  # in a secure sum, the largest magnitude of a number of an update
+    most_clients: int = 10_000  # that a node may say it has; its share of cohorts follows from it
 
 
 def check_federation(config: Config, settings: FederationSettings) -> None:

@@ -12,6 +12,7 @@ from flowdup.engines import Engine, Roster
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Params
 from flowdup.models import Weights
+from flowdup.privacy import PrivateRounds
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class RemotePopulation(Population, ABC):
     def calibrate(self, round: int, params: Params) -> Calibration | None:
         """The correction of these parameters that is best for the validation clients, fitted by
         what may be told of them; None if none of them has labels.
+        """
+
+    @abstractmethod
+    def note_release(self, round: int, psi: Params, draw: PrivateRounds) -> list[PrivateRounds]:
+        """Note, before anyone is sent it, that a round with noise gave this psi; the draws of
+        those that were noted for the same round before and are other ones.
         """
 
     @abstractmethod

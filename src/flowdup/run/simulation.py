@@ -27,7 +27,7 @@ from flowdup.federation_spec import FederationSpec
 from flowdup.methods import METHODS, Method, MethodContext, Params
 from flowdup.models import Weights
 from flowdup.params import pack, unpack
-from flowdup.privacy import check_accountant, epsilon
+from flowdup.privacy import after_round, check_accountant, epsilon
 from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
@@ -152,7 +152,7 @@ class Simulation:
             spec.check(self.method)
             raise CheckpointError(f"the checkpoint belongs to another federation: {_OTHER}")
         check_state(state, self.method, self.config.server)
-        if self.is_private and sum(rounds.rounds for rounds in state.released) != state.round:
+        if self.is_private and sum(rounds.rounds for rounds in state.released) < state.round:
             raise CheckpointError(
                 "the checkpoint does not say of how many clients its cohorts were drawn, and no "
                 f"epsilon could be told: {_OTHER}"
@@ -199,6 +199,8 @@ class Simulation:
         while state.round < last:
             with self.cores():
                 latest = next_round(config.server, self.method, self.engine, state, self.stream)
+            if self.is_private and isinstance(self.population, RemotePopulation):
+                latest = replace(latest, state=_counted(self.population, latest.state))
             waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
             state = latest.state
             due = state.round % config.run.evaluate_every == 0 or state.round == last
@@ -282,6 +284,17 @@ def check_privacy(stages: Sequence[Config], roster: Roster) -> bool:
         learns = METHODS[each.method.name].method.learns_unlabeled
         check_accountant(each.server.privacy.delta, cohort_draws(each.server, roster, learns))
     return True
+
+
+def _counted(population: RemotePopulation, state: ServerState) -> ServerState:
+    """With every psi that was sent out for the state's round: where a run was ended before its
+    checkpoint, and the round is done again to another psi, both were seen.
+    """
+    released = state.released
+    latest = released[-1]._replace(rounds=1)
+    for other in population.note_release(state.round, state.psi, latest):
+        released = after_round(released, other.noise, other.parts)
+    return replace(state, released=released)
 
 
 def _numbers(result: Round) -> Params:
