@@ -62,7 +62,7 @@ class Federation:
             raise too_large("a model")
         model = PersonalModel(self._model, self.spec.inputs, weights)
         if self.levels:
-            model.sets = own_sets(self.levels, model.predict_proba(x).double().cpu().numpy())
+            model.sets = own_sets(self.levels, model.exact_probabilities(x).numpy())
         return model
 
     @torch.no_grad()

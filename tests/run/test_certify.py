@@ -13,6 +13,7 @@ import torch
 from commands.here import flowdup
 
 from flowdup.certificate.own_thresholds import own_levels
+from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.config import read_config
 from flowdup.data import load_population
 from flowdup.errors import CertificateError, CheckpointError, ConfigError
@@ -123,7 +124,7 @@ def test_personal_models_make_sets_and_keep_them_when_saved(
     assert sets.shape == (20, 10) and sets.dtype == torch.bool
     assert bool((wider | ~sets).all())
     level = by_route(certificate["certificate"])["prediction-sets-own"]["terms"]["threshold"]
-    right = own_levels(model.predict_proba(client.x).double().numpy()) <= level
+    right = own_levels(model.logits(client.x).double().softmax(1).numpy()) <= level
     assert torch.equal(sets, torch.from_numpy(right)) and bool(sets.any())
     model.save(tmp_path / "own.safetensors")
     assert torch.equal(load_model(tmp_path / "own.safetensors").predict_set(client.x), sets)
@@ -136,6 +137,24 @@ def test_personal_models_make_sets_and_keep_them_when_saved(
     assert flowdup(*words).out.splitlines()[0].endswith("}")
     with pytest.raises(CertificateError, match=r"0\.97 is the most that was calibrated"):
         model.predict_set(client.x, 0.99)
+
+
+def test_sets_tell_points_apart_whose_probability_is_1_in_float32(tmp_path: Path) -> None:
+    out = trained(tmp_path / "run", changed(certify_clients=0) | {"method": {"name": "fedavg"}})
+    config, federation = RunFolder(out).read_config(), load(out)
+    client = load_population(config.data, Stream(config.seed).child("data")).test[0]
+    last = [n for n, p in federation.psi.items() if len(p) == 10]
+    assert len(last) == 2  # weights and biases
+    first, second = federation.personalize(client.x).logits(client.x).topk(2).values.T
+    for name in last:
+        federation.psi[name] *= 23 / float((first - second).median())
+    federation.levels = SetThresholds((0.5,), (0.5,))
+    model = federation.personalize(client.x)
+    sure = model.predict_proba(client.x).amax(1) == 1
+    sets = model.predict_set(client.x, 0.5)
+    right = own_levels(model.logits(client.x).double().softmax(1).numpy()) <= 0.5
+    assert torch.equal(sets, torch.from_numpy(right))
+    assert 0 < int(sets[sure].any(1).sum()) < int(sure.sum())
 
 
 def test_a_model_of_a_run_without_a_certificate_says_what_to_do(tmp_path: Path) -> None:
