@@ -179,7 +179,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
     digest = psi_digest(state.deployed)
-    levels, summary = certified_levels(Path(folder), digest), stored_familiarity(place, digest)
+    levels = certified_levels(Path(folder), digest, is_checkpoint=place == Path(folder))
+    summary = stored_familiarity(place, digest)
     return Federation(spec, method, psi, state.round, state.start, levels, summary)
 
 

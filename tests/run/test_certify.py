@@ -178,6 +178,22 @@ def test_a_certificate_of_another_psi_is_not_used(run: Path, certificate: dict[s
     assert load(run).levels is not None
 
 
+def test_a_foreign_file_beside_a_run_folder_is_nobodys_certificate(
+    run: Path, certificate: dict[str, Any]
+) -> None:
+    assert load(run / "best").levels == load(run).levels is not None
+    foreign, own = run.parent / "certificate.json", RunFolder(run).certificate
+    stored = own.read_text()
+    try:
+        foreign.write_text("[]")
+        assert load(run).levels is not None
+        own.unlink()
+        assert load(run).levels is None
+    finally:
+        foreign.unlink()
+        own.write_text(stored)
+
+
 def test_the_command_prints_rows_and_the_page_has_them(run: Path) -> None:
     ended = flowdup("certify", run, "--route", "held-out-clients", "--json")
     assert [row["route"] for row in json.loads(ended.out)] == ["held-out-clients"]
