@@ -260,6 +260,33 @@ def test_where_the_papers_bound_cannot_be_given_it_says_why(
         certify_run(out, ["pac-bayes"])
 
 
+@pytest.mark.parametrize("given", ["memory", "files"])
+def test_labels_that_nobody_drew_at_random_are_refused(given: str, tmp_path: Path) -> None:
+    """Those of clients at rotation 0 alone, which are as many as a draw would give."""
+    config = read_config(changed(labeled_fraction=1.0))
+    found = load_population(config.data, Stream(config.seed).child("data"))
+    train = [c if c.traits["rotation"] == 0 else c.unlabeled() for c in found.train]
+    share = sum(c.labeled for c in train) / len(train)
+    assert 20 / 60 <= share <= 40 / 60
+    out, population = tmp_path / "run", replace(found, train=train)
+    sentence = "all with labels, or use the route held-out-clients"
+    if given == "memory":
+        list(train_run(read_config(changed(labeled_fraction=share)), out, population=population))
+        with pytest.raises(CertificateError, match=sentence):
+            certify_run(out, ["pac-bayes"], population=population)
+        return
+    for group in ("train", "validation", "test", "certify"):
+        for i, client in enumerate(getattr(population, group)):
+            path = tmp_path / "clients" / group / f"{group}-{i}.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            y = {"y": client.labels.numpy()} if client.labeled else {}
+            np.savez(path, x=client.x.numpy(), **y)
+    data = {"source": "folder", "path": str(tmp_path / "clients"), "labeled_fraction": 1.0}
+    trained(out, SETTINGS | {"data": data})
+    with pytest.raises(CertificateError, match=sentence):
+        certify_run(out, ["pac-bayes"])
+
+
 def test_what_is_asked_for_must_make_sense(run: Path) -> None:
     with pytest.raises(ConfigError, match="there is no route 'luck'"):
         certify_run(run, ["luck"])
