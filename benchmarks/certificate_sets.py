@@ -1,7 +1,8 @@
 """Prediction sets from what models said: `python benchmarks/certificate_sets.py FOLDER`, where
 `certificate.py` has written certificate.json and answers-*.npz; adds to certificate.json
 
-- versions of sets that are younger than the run, measured on the test clients;
+- versions of sets that are younger than the run, measured on the test clients (`from` in their
+  terms is "answers"; made anew each time);
 - each version over 100 draws of who calibrates and who is tested, among the clients set aside and
   the test clients, none of which training has used: one draw alone moves coverage by a percent.
 
@@ -102,7 +103,7 @@ def renewed(run: dict[str, Any], stored: Any) -> dict[str, Any]:
     data = f"{len(aside.y)} clients set aside"
     made: list[Row] = [*set_rows(aside, test, validation, data, DELTA, COVERAGE)]
     for row in made:
-        if row.route not in rows:
+        if row.route not in rows or rows[row.route]["terms"].get("from") == "answers":
             rows[row.route] = asdict(row) | {"terms": row.terms | {"from": "answers"}}
     for version, make, threshold in versions(validation):
         terms = rows[f"prediction-sets{version}"]["terms"]

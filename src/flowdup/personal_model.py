@@ -97,7 +97,14 @@ class PersonalModel(nn.Module):
                 "this model has no thresholds for prediction sets: run `flowdup certify` on the "
                 "run folder, then personalize again"
             )
-        return 1 - self.predict_proba(x).double() <= self.sets.find(coverage)
+        found = 1 - self.exact_probabilities(x) <= self.sets.find(coverage)
+        return found.to(next(self.parameters()).device)
+
+    def exact_probabilities(self, x: Inputs) -> Tensor:
+        """As `predict_proba`, in float64 and on the CPU: float32 has one value, 1, for all points
+        that a model is very sure of, and thresholds of sets lie between them.
+        """
+        return self.logits(x).double().softmax(1)
 
     def predictions(self, x: Inputs) -> dict[str, list[Any]]:
         """For each input its class, the class's name and probability: lists of plain values."""

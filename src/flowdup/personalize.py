@@ -62,7 +62,7 @@ class Federation:
             raise too_large("a model")
         model = PersonalModel(self._model, self.spec.inputs, weights)
         if self.levels:
-            model.sets = own_sets(self.levels, model.predict_proba(x).double().cpu().numpy())
+            model.sets = own_sets(self.levels, model.exact_probabilities(x).numpy())
         return model
 
     @torch.no_grad()
@@ -179,7 +179,8 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> Federation:
     spec.check(method)
     psi = {n: p.to(device, torch.float32) for n, p in state.deployed.items()}
     digest = psi_digest(state.deployed)
-    levels, summary = certified_levels(Path(folder), digest), stored_familiarity(place, digest)
+    levels = certified_levels(Path(folder), digest, is_checkpoint=place == Path(folder))
+    summary = stored_familiarity(place, digest)
     return Federation(spec, method, psi, state.round, state.start, levels, summary)
 
 

@@ -9,15 +9,17 @@ from functools import cache, partial
 from itertools import accumulate
 
 import numpy as np
+import pytest
 from numpy.random import Generator, default_rng
 
 from flowdup.certificate import pac_bayes
 from flowdup.certificate.client_quantile import binomial_tail, error_of_share, share_curve
 from flowdup.certificate.held_out_clients import mean_error_bound
 from flowdup.certificate.kl import monte_carlo_bound
-from flowdup.certificate.own_thresholds import FittedLevels, own_levels
+from flowdup.certificate.own_thresholds import FittedLevels, own_levels, own_sets
 from flowdup.certificate.pac_bayes import Clients
 from flowdup.certificate.prediction_sets import (
+    SetThresholds,
     floor_threshold,
     label_scores,
     label_shift_thresholds,
@@ -123,13 +125,15 @@ def test_quantiles_of_quantiles_hold_for_a_share_of_clients() -> None:
     assert fails_too_often(experiment(lambda draw: fails(draw, True)))
 
 
-def sure_and_unsure_clients(draw: Generator, clients: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def sure_and_unsure_clients(
+    draw: Generator, clients: int, points: int = 40
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Probabilities that are right about labels; clients differ in how sure they are."""
     found = []
     for sharpness in draw.uniform(0.2, 6, clients):
-        logits = sharpness * draw.normal(size=(40, 5))
+        logits = sharpness * draw.normal(size=(points, 5))
         p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        found.append((p, (p.cumsum(1) < draw.random((40, 1))).sum(1).clip(max=4)))
+        found.append((p, (p.cumsum(1) < draw.random((points, 1))).sum(1).clip(max=4)))
     return found
 
 
@@ -157,6 +161,22 @@ def test_levels_of_a_clients_own_cover_unsure_clients_as_well() -> None:
     assert too_low(experiments(own_levels, reused=True))
     worst = [np.sort(values)[: DRAWS // 10].mean() for values in (own, plain)]
     assert worst[0] > worst[1] + 0.05
+
+
+@pytest.mark.parametrize("points", [1, 2, 5, 100])
+def test_clients_with_few_points_are_covered_by_levels_of_clients_with_many(points: int) -> None:
+    """Of which nothing is promised: their levels must err on the safe side, and no set that a
+    client makes of its own points alone may be empty at all of them.
+    """
+    draw = default_rng(3)
+    calibration = sure_and_unsure_clients(draw, 100, 100)
+    levels = SetThresholds.of([label_scores(own_levels(p), y) for p, y in calibration])
+    new = sure_and_unsure_clients(draw, max(2000 // points, 200), points)
+    for coverage in (0.5, 0.8, 0.9):
+        sets = [probability_scores(p) <= own_sets(levels, p).find(coverage) for p, _ in new]
+        covered = [label_scores(s, y).mean() for s, (_, y) in zip(sets, new, strict=True)]
+        assert np.mean(covered) >= coverage - 0.03
+        assert all(s.any() for s in sets)
 
 
 def too_sure_clients(draw: Generator, clients: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -13,6 +13,7 @@ import torch
 from commands.here import flowdup
 
 from flowdup.certificate.own_thresholds import own_levels
+from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.config import read_config
 from flowdup.data import load_population
 from flowdup.errors import CertificateError, CheckpointError, ConfigError
@@ -123,7 +124,7 @@ def test_personal_models_make_sets_and_keep_them_when_saved(
     assert sets.shape == (20, 10) and sets.dtype == torch.bool
     assert bool((wider | ~sets).all())
     level = by_route(certificate["certificate"])["prediction-sets-own"]["terms"]["threshold"]
-    right = own_levels(model.predict_proba(client.x).double().numpy()) <= level
+    right = own_levels(model.logits(client.x).double().softmax(1).numpy()) <= level
     assert torch.equal(sets, torch.from_numpy(right)) and bool(sets.any())
     model.save(tmp_path / "own.safetensors")
     assert torch.equal(load_model(tmp_path / "own.safetensors").predict_set(client.x), sets)
@@ -136,6 +137,24 @@ def test_personal_models_make_sets_and_keep_them_when_saved(
     assert flowdup(*words).out.splitlines()[0].endswith("}")
     with pytest.raises(CertificateError, match=r"0\.97 is the most that was calibrated"):
         model.predict_set(client.x, 0.99)
+
+
+def test_sets_tell_points_apart_whose_probability_is_1_in_float32(tmp_path: Path) -> None:
+    out = trained(tmp_path / "run", changed(certify_clients=0) | {"method": {"name": "fedavg"}})
+    config, federation = RunFolder(out).read_config(), load(out)
+    client = load_population(config.data, Stream(config.seed).child("data")).test[0]
+    last = [n for n, p in federation.psi.items() if len(p) == 10]
+    assert len(last) == 2  # weights and biases
+    first, second = federation.personalize(client.x).logits(client.x).topk(2).values.T
+    for name in last:
+        federation.psi[name] *= 23 / float((first - second).median())
+    federation.levels = SetThresholds((0.5,), (0.5,))
+    model = federation.personalize(client.x)
+    sure = model.predict_proba(client.x).amax(1) == 1
+    sets = model.predict_set(client.x, 0.5)
+    right = own_levels(model.logits(client.x).double().softmax(1).numpy()) <= 0.5
+    assert torch.equal(sets, torch.from_numpy(right))
+    assert 0 < int(sets[sure].any(1).sum()) < int(sure.sum())
 
 
 def test_a_model_of_a_run_without_a_certificate_says_what_to_do(tmp_path: Path) -> None:
@@ -157,6 +176,22 @@ def test_a_certificate_of_another_psi_is_not_used(run: Path, certificate: dict[s
     finally:
         path.write_text(stored)
     assert load(run).levels is not None
+
+
+def test_a_foreign_file_beside_a_run_folder_is_nobodys_certificate(
+    run: Path, certificate: dict[str, Any]
+) -> None:
+    assert load(run / "best").levels == load(run).levels is not None
+    foreign, own = run.parent / "certificate.json", RunFolder(run).certificate
+    stored = own.read_text()
+    try:
+        foreign.write_text("[]")
+        assert load(run).levels is not None
+        own.unlink()
+        assert load(run).levels is None
+    finally:
+        foreign.unlink()
+        own.write_text(stored)
 
 
 def test_the_command_prints_rows_and_the_page_has_them(run: Path) -> None:
@@ -221,6 +256,33 @@ def test_where_the_papers_bound_cannot_be_given_it_says_why(
     refused = [row for row in rows if row["route"] == "pac-bayes"]
     assert refused and sentence in refused[0]["refused"] and refused[0]["bound"] is None
     assert by_route(rows)["held-out-clients"]["bound"] is not None
+    with pytest.raises(CertificateError, match=sentence):
+        certify_run(out, ["pac-bayes"])
+
+
+@pytest.mark.parametrize("given", ["memory", "files"])
+def test_labels_that_nobody_drew_at_random_are_refused(given: str, tmp_path: Path) -> None:
+    """Those of clients at rotation 0 alone, which are as many as a draw would give."""
+    config = read_config(changed(labeled_fraction=1.0))
+    found = load_population(config.data, Stream(config.seed).child("data"))
+    train = [c if c.traits["rotation"] == 0 else c.unlabeled() for c in found.train]
+    share = sum(c.labeled for c in train) / len(train)
+    assert 20 / 60 <= share <= 40 / 60
+    out, population = tmp_path / "run", replace(found, train=train)
+    sentence = "all with labels, or use the route held-out-clients"
+    if given == "memory":
+        list(train_run(read_config(changed(labeled_fraction=share)), out, population=population))
+        with pytest.raises(CertificateError, match=sentence):
+            certify_run(out, ["pac-bayes"], population=population)
+        return
+    for group in ("train", "validation", "test", "certify"):
+        for i, client in enumerate(getattr(population, group)):
+            path = tmp_path / "clients" / group / f"{group}-{i}.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            y = {"y": client.labels.numpy()} if client.labeled else {}
+            np.savez(path, x=client.x.numpy(), **y)
+    data = {"source": "folder", "path": str(tmp_path / "clients"), "labeled_fraction": 1.0}
+    trained(out, SETTINGS | {"data": data})
     with pytest.raises(CertificateError, match=sentence):
         certify_run(out, ["pac-bayes"])
 

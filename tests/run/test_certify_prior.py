@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from flowdup.config import read_config
+from flowdup.data import load_population
 from flowdup.errors import CertificateError, ConfigError
+from flowdup.evaluation import transductive_logits
 from flowdup.personalize import load
+from flowdup.random import Stream
 from flowdup.run import RunFolder, Simulation, certify_run, train_run
 from flowdup.run.certify_prior import ALPHA
 
@@ -53,7 +56,9 @@ def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(prior: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    out = trained(tmp_path_factory.mktemp("further") / "run", settings(0.5, prior=str(prior)))
+    fast = SETTINGS["server"] | {"optimizer": {"lr": 0.03}}  # so that it gets elsewhere
+    further = settings(0.5, prior=str(prior), server=fast)
+    out = trained(tmp_path_factory.mktemp("further") / "run", further)
     found = certify_run(out, ["pac-bayes"], draws=20)["certificate"]
     return {row["route"]: row for row in found}
 
@@ -73,6 +78,22 @@ def test_it_is_judged_by_labeled_clients_whom_the_prior_did_not_know(
         row = rows[name]
         assert (row["terms"]["n_L"], row["terms"]["n"], row["terms"]["known"]) == (27, 72, 18)
         assert row["bound"] > row["empirical_risk"] and "did not know" in row["data"]
+
+
+def test_serflings_row_measures_the_priors_psi(
+    rows: dict[str, dict[str, Any]], prior: Path
+) -> None:
+    simulation, state = Simulation.resume(RunFolder(prior).read_config(), RunFolder(prior).kept)
+    some, everyone = (
+        load_population(config.data, Stream(config.seed).child("data")).train
+        for config in (read_config(settings(p)) for p in (0.5, 1.0))
+    )
+    hidden = [known for c, known in zip(some, everyone, strict=True) if not c.labeled]
+    logits = transductive_logits(simulation.engine, state.deployed, hidden)
+    wrong = [(z.argmax(1) != c.labels).double().mean() for z, c in zip(logits, hidden, strict=True)]
+    measured = rows["pac-bayes-prior-serfling"]["measured_error_unlabeled"]
+    assert measured == pytest.approx(float(torch.stack(wrong).mean()))
+    assert measured != rows["pac-bayes-prior"]["measured_error_unlabeled"]
 
 
 def test_what_moved_is_paid_for(rows: dict[str, dict[str, Any]]) -> None:

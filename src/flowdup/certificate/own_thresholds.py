@@ -2,19 +2,23 @@
 
 With s(x, y) = 1 - p(y | x) and m points x' of the client,
 
-    level(x, y) = (1 / m) sum of p(y' | x') over points and classes with s(x', y') <= s(x, y)
+    level(x, y) = (1 / m) sum of p(y' | x') over points and classes with s(x', y') < s(x, y)
 
-is the coverage that the model expects of sets at the threshold s(x, y).  Sets at one level for all
-clients are sets at a threshold of each one's own, higher where its model is unsure.  A model may be
-too sure of itself, and more so at some clients; where labeled clients can tell, which must not be
-those that calibrate or are tested,
+is the coverage that the model expects of sets which stop short of the score s(x, y).  Sets at one
+level for all clients are sets at a threshold of each one's own, higher where its model is unsure.
+The class itself does not count: it would fill the level of a client with few points, whose sets
+were then empty.  A model may be too sure of itself, and more so at some clients; where labeled
+clients can tell, which must not be those that calibrate or are tested,
 
     need(k)  = the least -ln(1 - level) that covers a share 1 - alpha of client k's points
     score    = -ln(1 - level) - a - b (facts of the client),  a and b by ridge regression of `need`
 
 with two facts, the share of points whose second class has p(y | x) > 0.2, and ln m.  Both kinds of
 scores use the client's own points in the same way for all of them and for all clients, so that
-thresholds by `prediction_sets` keep what they promise.
+thresholds by `prediction_sets` keep what they promise.  Clients are exchangeable with all that they
+have, the number of their points too: nothing is promised to a client with far fewer points than
+those that calibrate have.  A calibrated model errs on the safe side there, by larger sets: at m = 1
+a set goes on until it has more than the level, and so is never empty.
 """
 
 from collections.abc import Sequence
@@ -46,10 +50,9 @@ def own_levels(probabilities: ArrayLike) -> Numbers:
     scores = probability_scores(probabilities)
     order = np.argsort(scores, axis=None, kind="stable")
     values = scores.reshape(-1)[order]
-    expected = np.cumsum(1 - values) / len(scores)
-    last = np.searchsorted(values, values, side="right") - 1  # equal scores have one level
+    expected = np.concatenate([[0.0], np.cumsum(1 - values)]) / len(scores)
     levels = np.empty(values.size)
-    levels[order] = expected[last]
+    levels[order] = expected[np.searchsorted(values, values, side="left")]  # of those before
     return levels.reshape(scores.shape)
 
 

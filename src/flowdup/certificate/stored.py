@@ -18,13 +18,16 @@ def read_thresholds(table: dict[str, Any]) -> SetThresholds:
     return SetThresholds(coverages, thresholds)
 
 
-def certified_levels(folder: Path, psi_sha256: str) -> SetThresholds | None:
+def certified_levels(
+    folder: Path, psi_sha256: str, is_checkpoint: bool = False
+) -> SetThresholds | None:
     """Levels of prediction sets (`own_thresholds.py`) by coverage, of a run folder's certificate;
     None where there is none, or one of another psi.
 
-    A checkpoint's folder may have a copy of it; else that of the folder around counts.
+    A checkpoint's folder may have a copy of it; else that of the run folder around it counts.
     """
-    places = (folder / CERTIFICATE, folder.absolute().parent / CERTIFICATE)
+    around = [folder.absolute().parent] if is_checkpoint else []
+    places = (place / CERTIFICATE for place in (folder, *around))
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         return None

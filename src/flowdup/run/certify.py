@@ -73,16 +73,18 @@ def certify_run(
     own, test = answers(aside), answers(population.test)
     validation = answers(population.validation)
     assert own is not None
-    everyone = with_all_labels(population, config) or list(population.train)
+    everyone = with_all_labels(population, config)
+    known = everyone or list(population.train)
     hidden = [not client.labeled for client in population.train]
     train = {
-        name: answers([c for c, h in zip(everyone, hidden, strict=True) if h == wanted])
+        name: answers([c for c, h in zip(known, hidden, strict=True) if h == wanted])
         for name, wanted in (("labeled", False), ("unlabeled", True))
     }
     measured = {
         name: _mean(found) for name, found in (train | {"test": test, "aside": own}).items()
     }
-    run = Trained(simulation, config, state.deployed, delta, draws, measured["unlabeled"])
+    unlabeled = measured["unlabeled"]
+    run = Trained(simulation, config, state.deployed, delta, draws, unlabeled, everyone)
     data, new = f"{len(aside)} clients set aside", measured["test"]
     makers: dict[str, list[Callable[[], Iterator[Row]]]] = {
         "held-out-clients": [lambda: iter([held_out_row(own, new, data, delta)])],

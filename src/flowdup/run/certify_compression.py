@@ -49,11 +49,11 @@ def compressed_rows(run: Trained, initial: Params, clients: Clients) -> Iterator
         run.delta,
         f"{RANDOM_LABELS}; {OWN_POINTS}, by a quantised psi_h",
         best.risk,
-        run.measured,
+        run.error_unlabeled(best.psi),
         best.found.terms | code,
     )
     v, nats = _coded_models(run, best)
-    risk = _risk(run, v)
+    risk = _risk(run, v, labeled=True)
     share = run.delta / len(LEVELS)
     if equal := clients.points == round(clients.points):
         found = pac_bayes.kl_bound(risk, best.nats, nats, clients, share)
@@ -67,7 +67,7 @@ def compressed_rows(run: Trained, initial: Params, clients: Clients) -> Iterator
         f"{RANDOM_LABELS}; about new points of all training clients, by a quantised psi_h and "
         f"quantised models{'; clients have equally many points' if equal else ''}",
         risk,
-        run.measured,
+        _risk(run, v, labeled=False),
         found.terms | code | {"models_nats": nats, "k": run.k},
     )
 
@@ -85,8 +85,8 @@ def _coded(run: Trained, initial: Params, clients: Clients) -> Iterator[_Coded]:
         yield _Coded(found.bound, risk, levels, code.nats, psi, found)
 
 
-def _coded_models(run: Trained, coded: _Coded) -> tuple[dict[int, Tensor], float]:
-    """Quantised v [k] of every labeled client, by its place, and the code length of everyone's."""
+def _coded_models(run: Trained, coded: _Coded) -> tuple[Tensor, float]:
+    """Quantised v [clients, k] of everyone, and the length of their code."""
     method = as_flowdup(run.simulation.method)
     device = next(iter(coded.psi.values())).device
     with torch.no_grad():
@@ -95,17 +95,17 @@ def _coded_models(run: Trained, coded: _Coded) -> tuple[dict[int, Tensor], float
             for c in run.train
         ]
     code = compress(torch.stack(models).double().numpy(), coded.levels)
-    v = torch.from_numpy(code.values).float().view(len(models), -1)
-    return {i: v[i].to(device) for i, c in enumerate(run.train) if c.labeled}, code.nats
+    return torch.from_numpy(code.values).float().view(len(models), -1).to(device), code.nats
 
 
 @torch.no_grad()
-def _risk(run: Trained, models: dict[int, Tensor]) -> float:
-    """The mean error of labeled clients by these models."""
+def _risk(run: Trained, models: Tensor, labeled: bool) -> float:
+    """The mean error of clients with labels, or of those without, by these models."""
     method = as_flowdup(run.simulation.method)
 
     def error(client: ClientData, v: Tensor) -> float:
         found = method.f(method.subspace(v), client.x.to(v.device)).argmax(1).cpu()
-        return float((found != client.labels).double().mean())
+        return float((found != client.labels)[client.labels >= 0].double().mean())
 
-    return float(np.mean([error(run.train[i], v) for i, v in models.items()]))
+    everyone = zip(run.train, run.everyone or run.train, models, strict=True)
+    return float(np.mean([error(known, v) for c, known, v in everyone if c.labeled == labeled]))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowdup.certificate import pac_bayes
-from flowdup.certificate.kl import monte_carlo_bound
+from flowdup.certificate.kl import kl_inverse, monte_carlo_bound
 from flowdup.certificate.pac_bayes import Clients
 from flowdup.params import Params
 from flowdup.run.certify_compression import compressed_rows
@@ -23,7 +23,7 @@ from flowdup.run.stochastic import Noise, StochasticPredictor, squared_distance
 from flowdup.run.trained import OWN_POINTS, RANDOM_LABELS, Trained
 
 ALPHA_H = tuple(10.0**-power for power in range(1, 9))
-ALPHA_THETA = tuple(10.0**-power for power in range(0, 7))
+ALPHA_THETA = tuple(10.0**-power for power in range(-3, 7))
 ALPHA_R = tuple(10.0**-power for power in range(0, 13))
 RADII = tuple(4.0**power for power in range(-6, 10))  # squared
 CHOICES = math.prod(map(len, (ALPHA_H, ALPHA_THETA, ALPHA_R, RADII)))
@@ -43,7 +43,7 @@ def training_rows(run: Trained) -> Iterator[Row]:
     noise, alpha_r = _choose(run, predictor, norm, psi_r, clients)
     samples = predictor.samples(run.labeled, noise, run.draws)
     risk = monte_carlo_bound([s.error for s in samples], run.delta / 10)
-    most = (math.sqrt(noise.radius_squared) + float(predictor.psi_r.norm())) ** 2 * (1 + 1e-6)
+    most = _farthest(predictor, noise.radius_squared)
     shares = [d / most for d in predictor.distances(run.train, noise, run.draws)]
     distance = most * monte_carlo_bound(shares, run.delta / 10)
     share = 0.8 * run.delta
@@ -100,20 +100,36 @@ def _drawn_psi(run: Trained) -> Params:
 def _choose(
     run: Trained, predictor: StochasticPredictor, norm: float, psi_r: float, clients: Clients
 ) -> tuple[Noise, float]:
-    """The choice of the grids whose bound looks least, by a few samples of each."""
+    """The choice of the grids whose bound looks least, by a few samples of each pair of variances.
+
+    They have the largest radius.  What distances a smaller one leaves follows from theirs; the risk
+    is taken for 1 where it clips any of them.
+    """
     share, found = 0.8 * run.delta / CHOICES, []
+    level = math.log(10 / run.delta) / run.draws  # of both Monte Carlo estimates
+    centre = float(predictor.psi_r.square().sum())
     for alpha_h, alpha_theta in product(ALPHA_H, ALPHA_THETA):
         trial = predictor.samples(run.labeled, Noise(alpha_h, alpha_theta, RADII[-1]), _PILOT)
-        risk = sum(s.error for s in trial) / _PILOT
-        far = 2 * max(s.norm_squared for s in trial)
-        radius = next((r for r in RADII if r >= far), RADII[-1])
-        distance = sum(s.distance_squared for s in trial) / _PILOT
-        for alpha_r in ALPHA_R:
-            c = _complexity(distance, psi_r, clients, alpha_theta, alpha_r, run.k)
+        error = kl_inverse(sum(s.error for s in trial) / _PILOT, level)
+        largest = max(s.norm_squared for s in trial)
+        for radius in RADII:
+            most = _farthest(predictor, radius)
+            near = sum(s.clipped_distance_squared(radius, centre) for s in trial) / _PILOT
+            distance = most * kl_inverse(min(near / most, 1.0), level)
+            c, alpha_r = min(
+                (_complexity(distance, psi_r, clients, alpha_theta, alpha_r, run.k), alpha_r)
+                for alpha_r in ALPHA_R
+            )
+            risk = error if largest <= radius * (1 + 1e-5) else 1.0
             bound = pac_bayes.theorem_1(risk, norm, alpha_h, [c], clients, share).bound
             found.append((bound, Noise(alpha_h, alpha_theta, radius), alpha_r))
     _, noise, alpha_r = min(found)
     return noise, alpha_r
+
+
+def _farthest(predictor: StochasticPredictor, radius_squared: float) -> float:
+    """The largest squared distance from psi_r, (R + ||psi_r||)^2, and a little for rounding."""
+    return (math.sqrt(radius_squared) + float(predictor.psi_r.norm())) ** 2 * (1 + 1e-6)
 
 
 def _complexity(

@@ -147,7 +147,8 @@ def _moved_row(run: Trained, prior: LearnedPrior, random: str, name: str) -> Row
         "squared_distance": distance,
         "looked_like": {str(step): value for step, value in least.items()},
     }
-    return _row(run, prior, name, found, float(np.mean(errors)), f"by a sampled {what}", terms)
+    risk, about = float(np.mean(errors)), f"by a sampled {what}"
+    return _row(run, prior, name, found, risk, run.measured, about, terms)
 
 
 def _between(
@@ -169,7 +170,8 @@ def _serfling_row(run: Trained, prior: LearnedPrior) -> Row:
     found = pac_bayes.serfling_bound(risk, prior.clients, run.delta)
     about = "by the prior's psi as it is"
     terms = {"divergence": 0.0, "margin": margin}
-    return _row(run, prior, "pac-bayes-prior-serfling", found, risk, about, terms)
+    measured = run.error_unlabeled(prior.psi)
+    return _row(run, prior, "pac-bayes-prior-serfling", found, risk, measured, about, terms)
 
 
 def _row(
@@ -178,6 +180,7 @@ def _row(
     name: str,
     found: pac_bayes.Bound,
     risk: float,
+    measured: float | None,
     about: str,
     terms: dict[str, Any],
 ) -> Row:
@@ -189,6 +192,6 @@ def _row(
         run.delta,
         f"{RANDOM_LABELS}; {OWN_POINTS}, {about}",
         risk,
-        run.measured,
+        measured,
         found.terms | terms | counts,
     )

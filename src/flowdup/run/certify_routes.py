@@ -36,7 +36,14 @@ NEW_CLIENT = "clients that were set aside and new ones are drawn independently f
 
 @dataclass(frozen=True)
 class Row:
-    """One bound with what it is made of; `bound` is None where it was refused."""
+    """One bound with what it is made of; `bound` is None where it was refused.
+
+    `measured_error_unlabeled` is the error of the clients that the bound is about, on the points
+    they have, with labels that nothing else has used.  It is the deployed psi's, also where a
+    sampled predictor is bounded (whose own error is `empirical_risk`); where another psi is bounded
+    that is not sampled, the prior's or a quantised one, it is that psi's.  For prediction sets it
+    is the share of points that their sets miss, for a quantile the mean error.
+    """
 
     route: str
     data: str
@@ -44,7 +51,7 @@ class Row:
     delta: float
     assumes: str
     empirical_risk: float | None = None  # that the bound starts from
-    measured_error_unlabeled: float | None = None  # of clients without labels, what is bounded
+    measured_error_unlabeled: float | None = None
     terms: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
 

@@ -45,6 +45,16 @@ class Sample(NamedTuple):
     distance_squared: float  # of the mean of v from psi_r
     norm_squared: float  # of the mean of v
 
+    def clipped_distance_squared(self, radius_squared: float, psi_r_squared: float) -> float:
+        """What `distance_squared` becomes if the norm of v's mean is clipped to a smaller R: of
+        c v from psi_r, where 2 <v, psi_r> = ||v||^2 + ||psi_r||^2 - ||v - psi_r||^2.
+        """
+        if self.norm_squared <= radius_squared:
+            return self.distance_squared
+        c = math.sqrt(radius_squared / self.norm_squared)
+        product = self.norm_squared + psi_r_squared - self.distance_squared
+        return max(c**2 * self.norm_squared - c * product + psi_r_squared, 0.0)
+
 
 class StochasticPredictor:
     """Samples of it, many at once; its noise comes from a generator of its own."""
