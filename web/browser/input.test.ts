@@ -45,6 +45,25 @@ test("a bundle with one flipped byte is refused by name, and the one before stay
   await visit.close();
 });
 
+test("a whole bundle that the page cannot use is refused, and the one before still answers", async () => {
+  const visit = await Visit.start(browser);
+  await visit.openBundle(join(inject("known"), "floats"));
+  await visit.page.getByRole("alert").filter({ hasText: "it reads inputs of shape 1 × 8 × 8 and type float32" }).waitFor();
+  await visit.sample(0);
+  await visit.status("A model of their own");
+  await visit.expectAnswersOf(known().samples[0]);
+  await visit.openBundle(inject("bundle"), (name, content) => {
+    if (name === "samples.json") return Buffer.from("{");
+    return name === "weights.bin" ? content.fill(0) : content; // another model
+  }, "with its sums");
+  await visit.page.getByRole("alert").filter({ hasText: "samples.json is damaged" }).waitFor();
+  await visit.sample(1);
+  await visit.status("A model of their own");
+  await visit.expectAnswersOf(known().samples[1]);
+  visit.expectSilence();
+  await visit.close();
+});
+
 test("a bundle without one of its files is refused by name", async () => {
   const visit = await Visit.start(browser);
   const folder = inject("bundle");

@@ -1,5 +1,6 @@
 /** A visit to the page in a real Chromium: what is asked for, said and seen. */
 
+import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { type Browser, type BrowserContextOptions, chromium, type Page } from "playwright-core";
@@ -100,14 +101,20 @@ export class Visit {
     return this.page.locator("#files").setInputFiles(files);
   }
 
-  /** Another bundle, or the same with some file changed. */
-  async openBundle(folder: string, change: (name: string, content: Buffer) => Buffer = (_, c) => c): Promise<void> {
+  /** Another bundle, or the same with some file changed: against its SHA256SUMS, or along with it. */
+  async openBundle(
+    folder: string,
+    change: (name: string, content: Buffer) => Buffer = (_, c) => c,
+    how: "against its sums" | "with its sums" = "against its sums",
+  ): Promise<void> {
     const sums = readFileSync(join(folder, "SHA256SUMS"), "utf8");
     const names = [...sums.matchAll(/ {2}(\S+)\n/g)].map((found) => found[1]);
-    const files = [...names, "SHA256SUMS"].map((name) => ({
+    const contents = names.map((name) => change(name, readFileSync(join(folder, name))));
+    const own = names.map((name, i) => `${createHash("sha256").update(contents[i]).digest("hex")}  ${name}\n`).join("");
+    const files = [...names, "SHA256SUMS"].map((name, i) => ({
       name,
       mimeType: "application/octet-stream",
-      buffer: change(name, readFileSync(join(folder, name))),
+      buffer: contents[i] ?? Buffer.from(how === "with its sums" ? own : sums),
     }));
     await this.page.locator("#bundle-files").setInputFiles(files);
   }

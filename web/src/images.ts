@@ -12,10 +12,6 @@ export interface Read {
   notes: string[]; // for the person, a sentence each
 }
 
-/** Whether the page can make points for a model: images of bytes, gray or coloured. */
-export const readsImages = ({ shape, dtype }: Inputs): boolean =>
-  dtype === "uint8" && shape.length === 3 && (shape[0] === 1 || shape[0] === 3);
-
 export async function readImages(
   files: Iterable<File>,
   inputs: Inputs,

@@ -4,7 +4,7 @@ import { Collection } from "./collection";
 import { droppedFiles } from "./dropped";
 import type { Engine } from "./engine";
 import { type Files, SUMS } from "./files";
-import { readImages, readsImages } from "./images";
+import { readImages } from "./images";
 import { hasGpu, load, openFiles } from "./loading";
 import type { Opened } from "./messages";
 import { drawingToPoint } from "./pixels";
@@ -184,11 +184,6 @@ async function start(): Promise<void> {
     say("Checking the model …");
     try {
       const opened = await loaded.engine.open(files);
-      if (!readsImages(opened.manifest.inputs))
-        throw new Error(
-          `it reads inputs of shape ${opened.manifest.inputs.shape.join(" × ")} and type ` +
-            `${opened.manifest.inputs.dtype}, and this page has images`,
-        );
       session?.cancel();
       session = new Session(loaded.engine, opened, results);
     } catch (error) {
