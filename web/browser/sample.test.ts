@@ -76,9 +76,18 @@ test("images unlike all others get a warning, and by choice the model for everyo
   await visit.expectAnswersOf(known().inverted);
   expect((await visit.answers()).every((row) => row.answer === row.own)).toBe(true);
   await visit.shot("foreign");
-  await visit.page.getByRole("button", { name: "Use the model for everyone" }).click();
+  const button = visit.page.getByRole("button", { name: "Use the model for everyone" });
+  await button.click();
   expect(await visit.page.getByRole("radio", { name: "the model for everyone" }).isChecked()).toBe(true);
   expect((await visit.answers()).every((row) => row.answer === row.everyone)).toBe(true);
+  const results = visit.page.locator("#results");
+  await results.evaluate((element) => {
+    const { dataset } = element;
+    const count = (found: unknown[]): void => void (dataset.marks = String(Number(dataset.marks ?? 0) + found.length));
+    new MutationObserver(count).observe(element, { attributeFilter: ["data-used"] });
+  });
+  for (let i = 0; i < 3; i++) await button.click();
+  expect(await results.getAttribute("data-marks")).toBe("3"); // each click marks once
   await visit.page.getByLabel("Swap light and dark").uncheck();
   await visit.page.locator("#warning").waitFor({ state: "hidden" });
   visit.expectSilence();
