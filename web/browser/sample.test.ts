@@ -43,7 +43,22 @@ test.each(["flowdup serve", "any web server"])("once it is loaded from %s, page 
   const target = `${inject("url")}bundle/manifest.json`;
   const ask = (address: string) => fetch(address).then(() => "sent", () => "refused");
   expect(await visit.page.evaluate(ask, target)).toBe("refused");
-  expect(await visit.page.workers()[0].evaluate(ask, target)).toBe("refused");
+  const worker = visit.page.workers()[0];
+  expect(await worker.evaluate(ask, target)).toBe("refused");
+  const program = visit.loaded.find((url) => url.includes("/worker-wasm"))!;
+  const load = `import(${JSON.stringify(`${program}?secret`)}).then(() => "sent", () => "refused")`;
+  expect(await worker.evaluate(load)).toBe("refused");
+  const nest = (address: string) =>
+    new Promise<string>((resolve) => {
+      try {
+        const nested = new Worker(address, { type: "module" });
+        nested.onerror = () => resolve("refused");
+        setTimeout(() => resolve("sent"), 2000); // it runs
+      } catch {
+        resolve("refused");
+      }
+    });
+  expect(await worker.evaluate(nest, `${program}?nested`)).toBe("refused");
   const picture = (address: string) =>
     new Promise<string>((resolve) => {
       const element = new Image();
@@ -52,7 +67,7 @@ test.each(["flowdup serve", "any web server"])("once it is loaded from %s, page 
       element.src = address;
     });
   expect(await visit.page.evaluate(picture, `${inject("url")}icon.svg?secret`)).toBe("refused");
-  expect(visit.requests).toEqual(visit.refused); // Chromium tells of the image, and why it was not sent
+  expect(visit.requests).toEqual(visit.refused); // Chromium tells of some, and why they were not sent
   await visit.close();
 });
 

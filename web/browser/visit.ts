@@ -53,13 +53,14 @@ export const image = (name: string, number: number): string =>
   join(inject("known"), "images", `${name}-${String(number).padStart(4, "0")}.png`);
 
 export class Visit {
+  readonly loaded: string[] = []; // until the page is ready
   readonly requests: string[] = []; // since the page is ready
   readonly refused: string[] = []; // of these, those that the policy kept from being sent
   readonly errors: string[] = [];
   private ready = false;
 
   private constructor(readonly page: Page) {
-    page.on("request", (request) => this.ready && this.requests.push(request.url()));
+    page.on("request", (request) => (this.ready ? this.requests : this.loaded).push(request.url()));
     page.on("requestfailed", (request) => request.failure()?.errorText === "csp" && this.refused.push(request.url()));
     page.on("pageerror", (error) => this.errors.push(error.message));
     page.on("console", (message) => {
