@@ -20,7 +20,7 @@ from flowdup.errors import CheckpointError, FlowdupError
 from flowdup.export import export_bundle
 from flowdup.export.page import page_files, write_site
 from flowdup.export.samples import sample_files
-from flowdup.export.server import POLICY, PageServer
+from flowdup.export.server import POLICY, PageServer, own_names
 from flowdup.random import Stream
 
 WEB = Path(__file__).parents[2] / "web"
@@ -139,8 +139,14 @@ def test_nothing_else_is_served(server: PageServer, path: str) -> None:
 
 def test_a_name_of_another_site_that_leads_here_is_refused(server: PageServer) -> None:
     assert ask(server, "/", Host=f"localhost:{server.server_port}")[0] == 200
-    assert ask(server, "/", Host="evil.example")[0] == 403
+    for name in ("evil.example", f"evil.example:{server.server_port}", "localhost", "127.0.0.1"):
+        assert ask(server, "/", Host=name)[0] == 403
     assert ask(server, "/", "POST")[0] == 501
+
+
+def test_on_port_80_browsers_name_no_port() -> None:
+    assert own_names(80) == {"localhost", "127.0.0.1", "localhost:80", "127.0.0.1:80"}
+    assert own_names(8080) == {"localhost:8080", "127.0.0.1:8080"}
 
 
 def test_a_browser_that_goes_away_is_no_error(

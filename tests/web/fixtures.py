@@ -3,6 +3,7 @@
 `python fixtures.py FOLDER RUN BUNDLE`: RUN was exported to BUNDLE with samples.  Into FOLDER go
 
     cnn/         a bundle of the paper's size (k = 10^4), hardly trained on coloured stripes
+    floats/      a bundle for images of floats, which the page refuses
     images/      digits-*.png and stripes-*.png
     known.json   what each model says of them, and whether the client is foreign
 """
@@ -10,6 +11,7 @@
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,20 @@ def stripes(client: int, points: int = 100) -> ClientData:
     return ClientData((image + noise).clamp(0, 255).to(torch.uint8), y, f"client-{client}")
 
 
-def train_cnn(out: Path) -> Federation:
-    spec = InputSpec((3, 32, 32), "uint8", CLASSES)
-    groups = [list(map(stripes, numbers)) for numbers in (range(25), range(25, 45), range(45, 48))]
-    config = flowdup.load_config("class-partitioned-cifar10", SETTINGS)
+def floats(client: int, points: int = 30) -> ClientData:
+    """Noise of the digits' shape."""
+    draw = torch.Generator().manual_seed(client)
+    x = torch.rand(points, 1, 8, 8, generator=draw)
+    return ClientData(x, torch.randint(0, CLASSES, (points,), generator=draw), f"client-{client}")
+
+
+def train(out: Path, preset: str, make: Callable[[int], ClientData]) -> Federation:
+    """Two rounds on clients made from their numbers."""
+    x = make(0).x
+    dtype = "uint8" if x.dtype == torch.uint8 else "float32"
+    spec = InputSpec(tuple(x.shape[1:]), dtype, CLASSES)
+    groups = [list(map(make, numbers)) for numbers in (range(25), range(25, 45), range(45, 48))]
+    config = flowdup.load_config(preset, SETTINGS)
     for _ in flowdup.train_run(config, out, population=Population(spec, *groups)):
         pass
     return flowdup.load(out)
@@ -78,8 +90,9 @@ def main(out: Path, run: Path, bundle: Path) -> None:
     many = each.repeat(MANY // len(each) + 1, 1, 1, 1)[:MANY]
     many[:, :, 0, 0] = torch.arange(MANY).remainder(256)[:, None].to(torch.uint8)
     write_images(many, out / "images", "digits")
-    cnn = train_cnn(out / "cnn-run")
+    cnn = train(out / "cnn-run", "class-partitioned-cifar10", stripes)
     export_bundle(cnn, out / "cnn")
+    export_bundle(train(out / "floats-run", "digits", floats), out / "floats")
     striped = stripes(99).x
     write_images(striped, out / "images", "stripes")
     known = {

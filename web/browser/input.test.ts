@@ -1,7 +1,8 @@
 /** Whatever a person gives the page: it works, or is refused in a sentence. */
 
-import { existsSync, writeFileSync } from "node:fs";
+import { existsSync, unlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { crc32, deflateSync } from "node:zlib";
 import type { Browser } from "playwright-core";
 import { afterAll, beforeAll, expect, inject, test } from "vitest";
 import { image, known, launch, Visit } from "./visit";
@@ -45,6 +46,25 @@ test("a bundle with one flipped byte is refused by name, and the one before stay
   await visit.close();
 });
 
+test("a whole bundle that the page cannot use is refused, and the one before still answers", async () => {
+  const visit = await Visit.start(browser);
+  await visit.openBundle(join(inject("known"), "floats"));
+  await visit.page.getByRole("alert").filter({ hasText: "it reads inputs of shape 1 × 8 × 8 and type float32" }).waitFor();
+  await visit.sample(0);
+  await visit.status("A model of their own");
+  await visit.expectAnswersOf(known().samples[0]);
+  await visit.openBundle(inject("bundle"), (name, content) => {
+    if (name === "samples.json") return Buffer.from("{");
+    return name === "weights.bin" ? content.fill(0) : content; // another model
+  }, "with its sums");
+  await visit.page.getByRole("alert").filter({ hasText: "samples.json is damaged" }).waitFor();
+  await visit.sample(1);
+  await visit.status("A model of their own");
+  await visit.expectAnswersOf(known().samples[1]);
+  visit.expectSilence();
+  await visit.close();
+});
+
 test("a bundle without one of its files is refused by name", async () => {
   const visit = await Visit.start(browser);
   const folder = inject("bundle");
@@ -67,6 +87,50 @@ test("a file that is no image is named, and the others count", async () => {
   await visit.expectAnswersOf(known().one);
   await visit.choose([text]);
   await visit.status("1 image, as before");
+  visit.expectSilence();
+  await visit.close();
+});
+
+test("an image too wide for a canvas is named, and the others count", async () => {
+  const visit = await Visit.start(browser);
+  const wide = join(inject("shots"), "wide.png");
+  writeFileSync(wide, blackPng(70_000, 1));
+  await visit.choose([wide, image("digits", 0)]);
+  await visit.status("A model of your own from 1 image,");
+  expect(await visit.notes()).toContain("wide.png could not be read as an image");
+  visit.expectSilence();
+  await visit.close();
+});
+
+function blackPng(width: number, height: number): Buffer {
+  const chunk = (type: string, content: Buffer): Buffer => {
+    const [size, sum, body] = [Buffer.alloc(4), Buffer.alloc(4), Buffer.concat([Buffer.from(type), content])];
+    size.writeUInt32BE(content.length);
+    sum.writeUInt32BE(crc32(body));
+    return Buffer.concat([size, body, sum]);
+  };
+  const head = Buffer.alloc(13);
+  head.writeUInt32BE(width, 0);
+  head.writeUInt32BE(height, 4);
+  head[8] = 8; // bits of gray
+  const rows = deflateSync(Buffer.alloc((width + 1) * height));
+  const magic = Buffer.from("89504e470d0a1a0a", "hex");
+  return Buffer.concat([magic, chunk("IHDR", head), chunk("IDAT", rows), chunk("IEND", Buffer.alloc(0))]);
+}
+
+test("a file that is gone when it is read is reported in a sentence", async () => {
+  const visit = await Visit.start(browser);
+  const gone = join(inject("shots"), "SHA256SUMS");
+  writeFileSync(gone, "soon gone");
+  await visit.page.evaluate(() => document.body.append(Object.assign(document.createElement("input"), { type: "file", id: "aside" })));
+  await visit.page.locator("#aside").setInputFiles(gone);
+  unlinkSync(gone);
+  await visit.page.evaluate(() => {
+    const transfer = new DataTransfer();
+    transfer.items.add(document.querySelector<HTMLInputElement>("#aside")!.files![0]);
+    document.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer }));
+  });
+  await visit.page.getByRole("alert").filter({ hasText: "These files could not be taken" }).waitFor();
   visit.expectSilence();
   await visit.close();
 });

@@ -43,7 +43,22 @@ test.each(["flowdup serve", "any web server"])("once it is loaded from %s, page 
   const target = `${inject("url")}bundle/manifest.json`;
   const ask = (address: string) => fetch(address).then(() => "sent", () => "refused");
   expect(await visit.page.evaluate(ask, target)).toBe("refused");
-  expect(await visit.page.workers()[0].evaluate(ask, target)).toBe("refused");
+  const worker = visit.page.workers()[0];
+  expect(await worker.evaluate(ask, target)).toBe("refused");
+  const program = visit.loaded.find((url) => url.includes("/worker-wasm"))!;
+  const load = `import(${JSON.stringify(`${program}?secret`)}).then(() => "sent", () => "refused")`;
+  expect(await worker.evaluate(load)).toBe("refused");
+  const nest = (address: string) =>
+    new Promise<string>((resolve) => {
+      try {
+        const nested = new Worker(address, { type: "module" });
+        nested.onerror = () => resolve("refused");
+        setTimeout(() => resolve("sent"), 2000); // it runs
+      } catch {
+        resolve("refused");
+      }
+    });
+  expect(await worker.evaluate(nest, `${program}?nested`)).toBe("refused");
   const picture = (address: string) =>
     new Promise<string>((resolve) => {
       const element = new Image();
@@ -52,7 +67,7 @@ test.each(["flowdup serve", "any web server"])("once it is loaded from %s, page 
       element.src = address;
     });
   expect(await visit.page.evaluate(picture, `${inject("url")}icon.svg?secret`)).toBe("refused");
-  expect(visit.requests).toEqual(visit.refused); // Chromium tells of the image, and why it was not sent
+  expect(visit.requests).toEqual(visit.refused); // Chromium tells of some, and why they were not sent
   await visit.close();
 });
 
@@ -76,9 +91,18 @@ test("images unlike all others get a warning, and by choice the model for everyo
   await visit.expectAnswersOf(known().inverted);
   expect((await visit.answers()).every((row) => row.answer === row.own)).toBe(true);
   await visit.shot("foreign");
-  await visit.page.getByRole("button", { name: "Use the model for everyone" }).click();
+  const button = visit.page.getByRole("button", { name: "Use the model for everyone" });
+  await button.click();
   expect(await visit.page.getByRole("radio", { name: "the model for everyone" }).isChecked()).toBe(true);
   expect((await visit.answers()).every((row) => row.answer === row.everyone)).toBe(true);
+  const results = visit.page.locator("#results");
+  await results.evaluate((element) => {
+    const { dataset } = element;
+    const count = (found: unknown[]): void => void (dataset.marks = String(Number(dataset.marks ?? 0) + found.length));
+    new MutationObserver(count).observe(element, { attributeFilter: ["data-used"] });
+  });
+  for (let i = 0; i < 3; i++) await button.click();
+  expect(await results.getAttribute("data-marks")).toBe("3"); // each click marks once
   await visit.page.getByLabel("Swap light and dark").uncheck();
   await visit.page.locator("#warning").waitFor({ state: "hidden" });
   visit.expectSilence();

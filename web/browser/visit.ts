@@ -1,5 +1,6 @@
 /** A visit to the page in a real Chromium: what is asked for, said and seen. */
 
+import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { type Browser, type BrowserContextOptions, chromium, type Page } from "playwright-core";
@@ -52,13 +53,14 @@ export const image = (name: string, number: number): string =>
   join(inject("known"), "images", `${name}-${String(number).padStart(4, "0")}.png`);
 
 export class Visit {
+  readonly loaded: string[] = []; // until the page is ready
   readonly requests: string[] = []; // since the page is ready
   readonly refused: string[] = []; // of these, those that the policy kept from being sent
   readonly errors: string[] = [];
   private ready = false;
 
   private constructor(readonly page: Page) {
-    page.on("request", (request) => this.ready && this.requests.push(request.url()));
+    page.on("request", (request) => (this.ready ? this.requests : this.loaded).push(request.url()));
     page.on("requestfailed", (request) => request.failure()?.errorText === "csp" && this.refused.push(request.url()));
     page.on("pageerror", (error) => this.errors.push(error.message));
     page.on("console", (message) => {
@@ -100,14 +102,20 @@ export class Visit {
     return this.page.locator("#files").setInputFiles(files);
   }
 
-  /** Another bundle, or the same with some file changed. */
-  async openBundle(folder: string, change: (name: string, content: Buffer) => Buffer = (_, c) => c): Promise<void> {
+  /** Another bundle, or the same with some file changed: against its SHA256SUMS, or along with it. */
+  async openBundle(
+    folder: string,
+    change: (name: string, content: Buffer) => Buffer = (_, c) => c,
+    how: "against its sums" | "with its sums" = "against its sums",
+  ): Promise<void> {
     const sums = readFileSync(join(folder, "SHA256SUMS"), "utf8");
     const names = [...sums.matchAll(/ {2}(\S+)\n/g)].map((found) => found[1]);
-    const files = [...names, "SHA256SUMS"].map((name) => ({
+    const contents = names.map((name) => change(name, readFileSync(join(folder, name))));
+    const own = names.map((name, i) => `${createHash("sha256").update(contents[i]).digest("hex")}  ${name}\n`).join("");
+    const files = [...names, "SHA256SUMS"].map((name, i) => ({
       name,
       mimeType: "application/octet-stream",
-      buffer: change(name, readFileSync(join(folder, name))),
+      buffer: contents[i] ?? Buffer.from(how === "with its sums" ? own : sums),
     }));
     await this.page.locator("#bundle-files").setInputFiles(files);
   }

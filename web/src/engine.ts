@@ -22,11 +22,10 @@ export class Engine {
     };
   }
 
-  /** From the script's address.  It starts from a blob, so that it has the policy that the page has
-   * now: a worker from a file would have that of its server, perhaps none. */
-  static async start(script: string, wasm: Uint8Array): Promise<Engine> {
-    const text = `import ${JSON.stringify(new URL(script, location.href).href)};`;
-    const url = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  /** From the script's text.  It starts from a blob, so that it has the policy that the page has
+   * now, and imports nothing: a worker from a file would have that of its server, perhaps none. */
+  static async start(script: Uint8Array<ArrayBuffer>, wasm: Uint8Array): Promise<Engine> {
+    const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
     const engine = new Engine(new Worker(url, { type: "module" }));
     await engine.ask<null>({ kind: "start", wasm }, [wasm.buffer]);
     URL.revokeObjectURL(url);

@@ -5,16 +5,12 @@ import { pointSize } from "./manifest";
 import { type Picture, toPoint } from "./pixels";
 
 export const MOST = 10_000; // images of one person
-const AT_ONCE = 32; // files that are decoded side by side
+const AT_ONCE = 4; // files that are decoded side by side: a photo takes 50 MB then
 
 export interface Read {
   points: Uint8Array; // [n, *shape]
   notes: string[]; // for the person, a sentence each
 }
-
-/** Whether the page can make points for a model: images of bytes, gray or coloured. */
-export const readsImages = ({ shape, dtype }: Inputs): boolean =>
-  dtype === "uint8" && shape.length === 3 && (shape[0] === 1 || shape[0] === 3);
 
 export async function readImages(
   files: Iterable<File>,
@@ -51,13 +47,18 @@ export async function readImages(
 
 /** null if the browser cannot read it. */
 async function decode(file: File, inputs: Inputs): Promise<(Picture & { scaled: boolean }) | null> {
-  let bitmap: ImageBitmap;
+  let bitmap: ImageBitmap | null = null;
   try {
     bitmap = await createImageBitmap(file, { premultiplyAlpha: "none", colorSpaceConversion: "none" });
+    return shrunk(bitmap, inputs);
   } catch {
     return null;
+  } finally {
+    bitmap?.close();
   }
-  const [, height, width] = inputs.shape;
+}
+
+function shrunk(bitmap: ImageBitmap, { shape: [, height, width] }: Inputs): Picture & { scaled: boolean } {
   const most = 8 * Math.max(width, height); // what is larger, the browser shrinks first
   const shrink = Math.min(1, most / Math.min(bitmap.width, bitmap.height));
   const [w, h] = [bitmap.width, bitmap.height].map((side) => Math.max(1, Math.round(side * shrink)));
@@ -66,8 +67,9 @@ async function decode(file: File, inputs: Inputs): Promise<(Picture & { scaled: 
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, 0, 0, w, h);
   const scaled = bitmap.width !== width || bitmap.height !== height;
-  bitmap.close();
-  return { ...pictureOf(context, w, h), scaled };
+  const picture = pictureOf(context, w, h);
+  if (picture.data[3] !== 255) throw new Error("too large for a canvas, which stays empty then");
+  return { ...picture, scaled };
 }
 
 let canvas: OffscreenCanvas | null = null; // one for all images of a size

@@ -4,7 +4,7 @@ import wasmProgram from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url";
 import webgpuProgram from "onnxruntime-web/ort-wasm-simd-threaded.asyncify.wasm?url";
 import { Engine } from "./engine";
 import { fetchBundle, type FetchFile, type Files } from "./files";
-import { forbidAll, forbidConnections } from "./policy";
+import { forbidAll, forbidRequests } from "./policy";
 import wasmWorker from "./worker-wasm?worker&url";
 import webgpuWorker from "./worker-webgpu?worker&url";
 
@@ -32,12 +32,12 @@ export async function hasGpu(): Promise<boolean> {
 export async function load(name: RuntimeName): Promise<Loaded> {
   const start = performance.now();
   const { worker, program } = RUNTIMES[name];
-  const [wasm, files] = await Promise.all([get(program), fetchBundle(beside).catch(missing)]);
+  const [script, wasm, files] = await Promise.all([get(worker), get(program), fetchBundle(beside).catch(missing)]);
   const ms = performance.now() - start;
   const sizes = [...(files?.values() ?? [])].map((content) => content.length);
-  const bytes = { program: wasm.length, bundle: sizes.reduce((a, b) => a + b, 0) };
-  forbidConnections(); // the worker has the same policy from its start
-  const engine = await Engine.start(worker, wasm);
+  const bytes = { program: script.length + wasm.length, bundle: sizes.reduce((a, b) => a + b, 0) };
+  forbidRequests(); // the worker has the same policy from its start
+  const engine = await Engine.start(script, wasm);
   forbidAll();
   return { engine, files, bytes, ms };
 }
@@ -52,7 +52,7 @@ class MissingError extends Error {}
 
 const beside: FetchFile = (name) => get(`bundle/${name}`);
 
-async function get(address: string): Promise<Uint8Array> {
+async function get(address: string): Promise<Uint8Array<ArrayBuffer>> {
   const response = await fetch(address, { cache: "no-cache" });
   if (response.status === 404) throw new MissingError(`${address} is not there`);
   if (!response.ok) throw new Error(`${address} could not be loaded (${response.status})`);

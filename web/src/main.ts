@@ -4,7 +4,7 @@ import { Collection } from "./collection";
 import { droppedFiles } from "./dropped";
 import type { Engine } from "./engine";
 import { type Files, SUMS } from "./files";
-import { readImages, readsImages } from "./images";
+import { readImages } from "./images";
 import { hasGpu, load, openFiles } from "./loading";
 import type { Opened } from "./messages";
 import { drawingToPoint } from "./pixels";
@@ -123,6 +123,8 @@ function fail(text: string): void {
   if (text) say("");
 }
 
+const notTaken = (error: Error): void => fail(`These files could not be taken: ${error.message}. Try fewer, or others.`);
+
 function showNotes(notes: string[]): void {
   byId("notes").replaceChildren(...notes.map((note) => Object.assign(document.createElement("li"), { textContent: note })));
 }
@@ -132,10 +134,11 @@ function listen(session: () => Session | null, open: (files: File[]) => void): v
   const take = (files: File[]): void => {
     if (!files.length) return;
     if (files.some((file) => file.name === SUMS)) open(files);
-    else void session()?.addFiles(files);
+    else void session()?.addFiles(files).catch(notTaken);
   };
-  const pad = new DrawingPad(byId<HTMLCanvasElement>("pad"), () => void session()?.addDrawing(pad));
-  byId("add-drawing").addEventListener("click", () => void session()?.addDrawing(pad));
+  const addDrawing = (): void => void session()?.addDrawing(pad).catch(notTaken);
+  const pad = new DrawingPad(byId<HTMLCanvasElement>("pad"), addDrawing);
+  byId("add-drawing").addEventListener("click", addDrawing);
   byId("clear-drawing").addEventListener("click", () => pad.wipe());
   byId("remove-all").addEventListener("click", () => {
     markChosen(sampleList, null);
@@ -167,7 +170,7 @@ function listen(session: () => Session | null, open: (files: File[]) => void): v
   document.addEventListener("drop", (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    if (event.dataTransfer) void droppedFiles(event.dataTransfer).then(take);
+    if (event.dataTransfer) droppedFiles(event.dataTransfer).then(take).catch(notTaken);
   });
 }
 
@@ -184,11 +187,6 @@ async function start(): Promise<void> {
     say("Checking the model …");
     try {
       const opened = await loaded.engine.open(files);
-      if (!readsImages(opened.manifest.inputs))
-        throw new Error(
-          `it reads inputs of shape ${opened.manifest.inputs.shape.join(" × ")} and type ` +
-            `${opened.manifest.inputs.dtype}, and this page has images`,
-        );
       session?.cancel();
       session = new Session(loaded.engine, opened, results);
     } catch (error) {
@@ -208,7 +206,7 @@ async function start(): Promise<void> {
 
   listen(
     () => session,
-    (files) => void openFiles(files).then(open),
+    (files) => void openFiles(files).then(open).catch(notTaken),
   );
   showRuntimeChoice(name, asked);
   if (loaded.files) await open(loaded.files);

@@ -43,6 +43,12 @@ export function readManifest(content: Uint8Array): Manifest {
   return found;
 }
 
+/** Refuse a model for which the page can make no points: it has images of bytes, gray or coloured. */
+export function checkImages({ shape, dtype }: Inputs): void {
+  if (dtype !== "uint8" || shape.length !== 3 || (shape[0] !== 1 && shape[0] !== 3))
+    throw new Error(`it reads inputs of shape ${shape.join(" × ")} and type ${dtype}, and this page has images`);
+}
+
 /** Names of the classes, or their numbers. */
 export function classNames({ class_names, classes }: Inputs): string[] {
   return class_names.length ? class_names : Array.from({ length: classes }, (_, c) => String(c));

@@ -1,9 +1,11 @@
 /** Once everything is loaded, the browser is told to refuse every further request. */
 
-/** No request by script, of the page or of workers that are started from now on. */
-export const forbidConnections = (): void => addPolicy("connect-src 'none'");
+/** No request of any kind, of the page or of workers that are started from now on.  What is left is
+ * needed to start one: from a blob, which has this policy as well, with a WebAssembly program. */
+export const forbidRequests = (): void =>
+  addPolicy("default-src 'none'; script-src 'wasm-unsafe-eval'; worker-src blob:");
 
-/** No request of any kind: no script, image, style or form either. */
+/** No worker, form or frame either, for the page has all that it needs. */
 export const forbidAll = (): void =>
   addPolicy("default-src 'none'; form-action 'none'; base-uri 'none'; frame-src 'none'");
 

@@ -20,8 +20,16 @@ export function readSamples(files: Files, inputs: Inputs): Sample[] {
   if (!points || !about || inputs.dtype !== "uint8") return [];
   const size = pointSize(inputs);
   let at = 0;
-  return (JSON.parse(new TextDecoder().decode(about)) as Listed).clients.map((client) => ({
+  return listed(about).map((client) => ({
     ...client,
     points: points.slice(at * size, (at += client.points) * size),
   }));
+}
+
+function listed(content: Uint8Array): Listed["clients"] {
+  try {
+    return (JSON.parse(new TextDecoder().decode(content)) as Listed).clients;
+  } catch {
+    throw new Error("samples.json is damaged: get the bundle again");
+  }
 }

@@ -1,7 +1,7 @@
 /** The worker's side: a bundle is opened and makes models, while the page stays awake. */
 
 import { Bundle, type Runtime } from "./bundle";
-import { pointSize } from "./manifest";
+import { checkImages, pointSize } from "./manifest";
 import type { Answers, Opened, Request, Timed } from "./messages";
 import { readSamples } from "./samples";
 
@@ -28,11 +28,13 @@ export function serve(ort: OnnxRuntime, provider: "wasm" | "webgpu"): void {
       case "open": {
         const { times, done } = stopwatch();
         const opened = await Bundle.load(request.files, runtime, done);
+        const { manifest } = opened;
+        checkImages(manifest.inputs);
+        const samples = readSamples(request.files, manifest.inputs);
         await warmUp(opened);
         done("warm");
-        bundle = opened;
-        const samples = readSamples(request.files, bundle.manifest.inputs);
-        return { manifest: bundle.manifest, samples, times };
+        bundle = opened; // last: one that is refused leaves the one before
+        return { manifest, samples, times };
       }
       case "personalize": {
         if (!bundle) throw new Error("there is no bundle");

@@ -36,6 +36,12 @@ _TYPES = {
 }
 
 
+def own_names(port: int) -> set[str]:
+    """What browsers call this server; they leave out the port where it is that of every site."""
+    names = {HOST, "localhost"}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+
+
 class PageServer(ThreadingHTTPServer):
     """Serves files by their paths below the root, and nothing else; `port` 0 takes a free one."""
 
@@ -75,8 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_content: bool) -> None:
         path = self.server.files.get(urlsplit(self.path).path.removeprefix("/") or "index.html")
-        own = {f"{host}:{self.server.server_port}" for host in (HOST, "localhost")}
-        if self.headers.get("Host") not in own:  # another site's name that leads here
+        if self.headers.get("Host") not in own_names(self.server.server_port):
+            # another site's name that leads here
             return self._send(HTTPStatus.FORBIDDEN, b"", "text/plain", with_content)
         if path is None or not path.is_file():
             return self._send(HTTPStatus.NOT_FOUND, b"", "text/plain", with_content)

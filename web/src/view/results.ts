@@ -70,7 +70,6 @@ export class Results {
   }
 
   private use(which: "own" | "everyone"): void {
-    byId("use-everyone").addEventListener("click", () => this.use("everyone"));
     for (const radio of this.radios()) radio.checked = radio.value === which;
     this.markUsed();
   }
