@@ -36,7 +36,7 @@ class SmallRun:
 
 _BEFORE = (  # FedAvg first: with few rounds h learns nothing of natural images by itself
     'before=[{method={name="fedavg-pseudo", correction="em", init_scale=0.41}, '
-    "server={rounds=150, alpha=0.5, warm_up=0, lr_decay_fraction=0.0}}]",
+    "server={rounds=100, alpha=0.5, warm_up=0, lr_decay_fraction=0.0}}]",
 )
 _ROTATED = ("data.train_clients=500", "data.validation_clients=100", *_NETWORK, *_ROUNDS)
 RUNS = {
@@ -48,10 +48,12 @@ RUNS = {
         SmallRun(
             "class-partitioned-cifar10-plus",
             "CIFAR-10, two classes",
-            (*_NETWORK, *_ROUNDS, *_BEFORE),
+            (*_NETWORK, *_ROUNDS, "server.rounds=40", *_BEFORE),
         ),
         SmallRun(
-            "femnist", "FEMNIST", (*_NETWORK, *_ROUNDS, "server.cohort=10", "data.test_clients=100")
+            "femnist",
+            "FEMNIST",
+            (*_NETWORK, *_ROUNDS, "server.rounds=80", "server.cohort=10", "data.test_clients=100"),
         ),
     )
 }
