@@ -208,7 +208,8 @@ def test_a_coordinator_killed_five_times_reaches_the_same_psi(local: LocalFedera
             local.kill(name)
         reached.append(load_checkpoint(out / "checkpoint")[1].round)
         local.start_server()
-    assert all(done <= found for (done, _), found in zip(KILLS, reached, strict=True))
+    pairs = zip(KILLS, reached, strict=True)  # a kill may come between metrics and checkpoint
+    assert all(done - 1 <= found for (done, _), found in pairs), reached
     assert len(set(reached)) > 3 and reached[-1] < 10  # other rounds, and before the last
     done = local.command(*words, *more)
     assert done.returncode == 0, done.stderr
