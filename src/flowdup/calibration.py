@@ -28,10 +28,14 @@ from flowdup.prior import log_prior
 
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
 STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
-SPARSITIES = (0.0, 0.01, 0.03, 0.05, 0.08)
-SETTINGS = ((0.0, 0.0), *product(STRENGTHS, SPARSITIES))  # strength and sparsity
+SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.8)  # of an equal share
 _RIDGE = 1e-3  # on the bias, for classes that no client has
 _ITERATIONS = 50
+
+
+def prior_settings(classes: int) -> list[tuple[float, float]]:
+    """Strength and sparsity, all that are tried."""
+    return [(0.0, 0.0), *product(STRENGTHS, (part / classes for part in SPARSITIES))]
 
 
 class Calibration(NamedTuple):
@@ -79,7 +83,7 @@ class LabeledClients(Protocol):
         """Over all of their labeled points."""
 
     def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
-        """Over `SETTINGS`, of each client that has a labeled point."""
+        """Over `prior_settings`, of each client that has a labeled point."""
 
 
 class ClientsHere:
@@ -106,11 +110,12 @@ class ClientsHere:
         return likelihood(rows.useful, rows.labels, log_scale, bias)
 
     def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
-        """Over `SETTINGS`, of each client that has a labeled point."""
+        """Over `prior_settings`, of each client that has a labeled point."""
         plain = self._rows(move).x
         x = scale.to(plain) * plain + bias.to(plain)
         present = self.present.to(x)
-        shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in SETTINGS]
+        settings = prior_settings(self.classes)
+        shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in settings]
         answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
         points = self.known.sum(1).clamp(min=1)
         right = ((answers == self.y) & self.known).sum(2).double() / points
@@ -152,7 +157,7 @@ def fit_correction(clients: LabeledClients) -> Calibration:
         scale, bias = fit_by_sums(partial(clients.likelihood, move), clients.classes)
         accuracies, predicted = clients.grid(move, scale, bias)
         best = int(accuracies.mean(1).argmax())  # the first among equals
-        strength, sparsity = SETTINGS[best]
+        strength, sparsity = prior_settings(clients.classes)[best]
         correction = {
             "move": torch.tensor(move),
             "scale": scale,

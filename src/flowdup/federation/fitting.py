@@ -16,12 +16,12 @@ from torch import Tensor
 
 from flowdup.calibration import (
     MOVES,
-    SETTINGS,
     Calibration,
     ClientsHere,
     Grid,
     Likelihood,
     fit_correction,
+    prior_settings,
 )
 from flowdup.errors import MessageError
 from flowdup.federation.calls import Calls
@@ -115,8 +115,9 @@ class NodesFitting:
     def _read_grid(self, answer: Any) -> Grid:
         accuracies = torch.tensor(answer["accuracies"], dtype=torch.float64)
         predicted = torch.tensor(answer["predicted"])
-        shapes = predicted.shape == (len(SETTINGS), self.classes) and accuracies.ndim == 2
-        if not shapes or len(accuracies) != len(SETTINGS) or predicted.is_floating_point():
+        settings = len(prior_settings(self.classes))
+        shapes = predicted.shape == (settings, self.classes) and accuracies.ndim == 2
+        if not shapes or len(accuracies) != settings or predicted.is_floating_point():
             raise ValueError
         if not bool(((accuracies >= 0) & (accuracies <= 100)).all()) or bool((predicted < 0).any()):
             raise ValueError

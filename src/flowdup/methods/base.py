@@ -120,18 +120,32 @@ def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def adjusted_loss(logits: Tensor, batch: Batch, share: float) -> Tensor:
-    """`mean_loss`, a share of it with the log of the batch's label shares added to the logits."""
+    """`mean_loss`, a share of it with the log of the client's label shares added to the logits."""
     plain = mean_loss(logits, batch)
     if not share:
         return plain
-    return (1 - share) * plain + share * mean_loss(logits + log_label_shares(batch, logits), batch)
+    adjusted = logits + log_label_shares(batch, batch, logits)
+    return (1 - share) * plain + share * mean_loss(adjusted, batch)
 
 
-def log_label_shares(batch: Batch, logits: Tensor) -> Tensor:
-    """How often each class occurs among the batch's labels, as a logarithm, at least of 1e-4."""
+def log_label_shares(batch: Batch, part: Batch, logits: Tensor) -> Tensor:
+    """How often each class occurs at the client, for every point of a part of the batch, as a
+    logarithm [points, classes]: by the labels of the batch's other points, so that a point's own
+    says nothing of itself.
+
+    Where classes are many, one that a batch lacks is not one that the client lacks.  Labels that
+    are alone in their class tell how much was missed (Good, "The Population Frequencies of Species
+    and the Estimation of Population Parameters", Biometrika 1953), and so much is dealt out to all
+    classes equally.  No share is less than 1e-4.
+    """
     classes = torch.arange(logits.shape[1], device=logits.device)
     counts = batch.labeled @ (batch.y[:, None] == classes).to(logits)  # [classes]
-    return (counts / batch.labeled.sum().clamp(min=1)).clamp(min=1e-4).log()
+    own = part.labeled[:, None] * (part.y[:, None] == classes).to(logits)
+    others = counts - own  # [points, classes]
+    total = others.sum(1, keepdim=True).clamp(min=1)
+    missed = (others == 1).sum(1, keepdim=True) / total
+    shares = (1 - missed) * others / total + missed / len(classes)
+    return shares.clamp(min=1e-4).log()
 
 
 def sum_gradients(

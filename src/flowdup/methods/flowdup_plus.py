@@ -7,7 +7,7 @@ and best begun from a stage of FedAvg, which theta and h1's trunk start from:
     L_0 = mean over (x, y) of l(y, f(x; theta)), with logit adjustment (`fedavg_la.py`)
     g   = gradient of L + lambda Omega + global_loss L_0 by psi = (theta, psi_h, psi_r)
 
-q are the label shares of the batch: h learns what class shares alone do not explain.  Personal
+q are the client's label shares: h learns what class shares alone do not explain.  Personal
 models are corrected for class shares as well, and drawn back to theta where that is better for
 validation clients: use it with `method.correction = "em"` and `server.averaging`.
 
@@ -91,7 +91,7 @@ class FLowDUPPlus(FLowDUP):
         theta = strip_prefix(params, "theta.")
         logits = self.f(self.subspace(v, theta), query.x)
         if self.plus.prior:
-            logits = logits + log_label_shares(batch, logits)
+            logits = logits + log_label_shares(batch, query, logits)
         loss = self.objective(params, v, logits, query)
         if self.plus.head:
             own = z @ params["head.weight"].T + params["head.bias"]

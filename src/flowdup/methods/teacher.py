@@ -36,12 +36,12 @@ class TeacherConfig:
 
     threshold: float = 0.8  # the least probability of a label that it gives
     prior: bool = True  # whether it knows how often classes occur at a client
-    sparsity: float = 0.03  # taken off each of these shares in EM, so that few classes remain
+    cut: float = 0.3  # of an equal share, taken off each share in EM, so that few classes remain
     warm_up: int = 150  # rounds without a teacher, where no stage came before
 
     def __post_init__(self) -> None:
         check_range("method.teacher.threshold", self.threshold, 0, 1)
-        check_range("method.teacher.sparsity", self.sparsity, 0, 1)
+        check_range("method.teacher.cut", self.cut, 0, 1)
         check_range("method.teacher.warm_up", self.warm_up, 0)
 
 
@@ -71,6 +71,6 @@ class Teacher:
         logits = torch.cat([self.f(weights, rows) for rows in chunks])  # [n, classes]
         if self.config.prior:
             without = present * (y < 0)
-            logits = logits + log_prior(logits, without, self.config.sparsity)
+            logits = logits + log_prior(logits, without, self.config.cut / logits.shape[1])
         probability, found = logits.softmax(1).max(1)
         return torch.where((y < 0) & (probability >= self.config.threshold), found, y)
