@@ -1,4 +1,4 @@
-"""Mirrored, shifted and warped images: exactly that, by the seed, in training alone and in every engine."""
+"""Mirrored and shifted images: exactly that, by the seed, in training alone and in every engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from small import SPEC, STREAM, client, engine, first_task, method, ragged_clients
 from test_methods import doubles
 from torch import Tensor
-from torch.nn.functional import grid_sample, pad
+from torch.nn.functional import pad
 
 from flowdup.aggregation import total
 from flowdup.augmentation import POINT, Augmentation
@@ -25,7 +25,7 @@ from flowdup.random import Stream
 
 CPU = torch.device("cpu")
 PLAIN = ClientConfig(2, 10, 1.0, OptimizerConfig("sgd", 0.05))
-BOTH = replace(PLAIN, mirror=True, shift=2, warp=0.1)
+BOTH = replace(PLAIN, mirror=True, shift=2)
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:
@@ -77,64 +77,17 @@ def test_half_of_the_points_are_mirrored_and_every_shift_is_as_frequent() -> Non
     assert (together / 40_000).tolist() == pytest.approx([0.02] * 50, abs=0.004)
 
 
-def warped(image: Tensor, matrix: Tensor, down: int, right: int) -> Tensor:
-    """An image [C, H, W] read at matrix times the place, from its middle, and moved."""
-    _, height, width = image.shape
-    half = torch.tensor([(height - 1) / 2, (width - 1) / 2], dtype=torch.float64)
-    place = torch.cartesian_prod(torch.arange(height), torch.arange(width)) - torch.tensor(
-        [down, right]
-    )
-    place = (place - half) @ matrix.T / half  # [H W, 2] from -1 to 1
-    grid = place.flip(1).reshape(1, height, width, 2)
-    return grid_sample(image[None].double(), grid, padding_mode="border", align_corners=True)[
-        0
-    ].round()
-
-
-@pytest.mark.parametrize("mirror", [False, True])
-def test_a_warped_image_is_what_torch_makes_of_it(mirror: bool) -> None:
-    data, how = colored(1), Augmentation(mirror, 1, 0.3)
-    rows = torch.from_numpy(how.changes(Stream(1).words(200)))
-    found = PointPool.of({0: data}, CPU, how).batch(rows, torch.float32).x
-    assert found.dtype == torch.uint8
-    seen = set()
-    for x, change in zip(found, (rows >> 32).tolist(), strict=True):
-        levels = [change >> 17 + 3 * i & 7 for i in range(4)]
-        matrix = torch.eye(2, dtype=torch.float64)
-        matrix += 0.3 * (2 * torch.tensor(levels, dtype=torch.float64).reshape(2, 2) / 7 - 1)
-        image = data.x[0].flip(2) if change & 1 else data.x[0]
-        expected = warped(image, matrix, 1 - (change >> 1 & 255), 1 - (change >> 9 & 255))
-        assert (x - expected).abs().max() <= 1  # rounded
-        seen |= {(i, level) for i, level in enumerate(levels)}
-    assert len(seen) == 4 * 8
-
-
-def test_every_warp_is_as_frequent_whatever_the_shift() -> None:
-    change = torch.from_numpy(Augmentation(False, 2, 0.1).changes(Stream(1).words(400_000)) >> 32)
-    assert (change >> 29 == 0).all()
-    for i in range(4):
-        counts = torch.bincount(
-            (change >> 17 + 3 * i & 7) * 25 + (change >> 1 & 255) * 5 + (change >> 9 & 255)
-        )
-        assert (counts / 400_000).tolist() == pytest.approx([1 / 200] * 200, abs=6e-4)
-    counts = torch.bincount(change >> 17)
-    assert counts.shape == (4096,)
-    assert counts.min() > 40
-
-
 def test_a_white_background_stays_white() -> None:
     image = torch.full((1, 1, 9, 9), 255, dtype=torch.uint8)
-    image[0, 0, 4, 3:6] = 0
-    how = Augmentation(shift=2, warp=0.3)
-    rows = torch.from_numpy(how.changes(Stream(1).words(200)))
+    image[0, 0, 3:6, 3:6] = 0
+    how = Augmentation(shift=2)
+    rows = torch.from_numpy(how.changes(Stream(1).words(100)))
     x = PointPool.of({0: ClientData(image)}, CPU, how).batch(rows, torch.float32).x
-    border = torch.cat([x[..., 0, :], x[..., -1, :], x[..., 0], x[..., -1]], -1)
-    assert (border == 255).all()
-    assert (x.flatten(1).min(1).values < 200).all()
+    assert ((x == 0).flatten(1).sum(1) == 9).all()
 
 
 def test_the_last_point_that_a_row_can_name_keeps_its_number() -> None:
-    changes = Augmentation(True, 127, 0.5).changes(Stream(1).words(1000))
+    changes = Augmentation(True, 127).changes(Stream(1).words(1000))
     assert ((changes | POINT) & POINT == POINT).all()
     assert ((changes | POINT) >> 32 == changes >> 32).all()
     assert (changes >= 0).all()
@@ -224,9 +177,6 @@ def test_shifts_that_leave_nothing_or_do_not_fit_a_row_are_refused() -> None:
         ClientConfig(shift=128)
     with pytest.raises(ConfigError, match=r"client.shift"):
         ClientConfig(shift=-1)
-    for warp in (-0.1, 0.6, float("nan")):
-        with pytest.raises(ConfigError, match=r"client.warp"):
-            ClientConfig(warp=warp)
 
 
 def test_more_points_than_a_row_can_name_are_refused() -> None:

@@ -18,6 +18,7 @@ from flowdup.errors import FlowdupError
 from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods import METHODS as ALL
 from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
+from flowdup.methods.base import log_label_shares
 from flowdup.models import Weights
 from flowdup.params import prefixed, strip_prefix
 from flowdup.prior import log_prior
@@ -41,10 +42,21 @@ def in_double(weights: Weights) -> Weights:
     return {n: w.to(EXACT) for n, w in weights.items()}
 
 
+def shares(y: Tensor, classes: int = 4) -> Tensor:
+    """How often classes occur among the others, for each of some points that all have labels."""
+    rows = []
+    for own in range(len(y)):
+        others = [int(c) for i, c in enumerate(y) if i != own]
+        counts = [others.count(c) for c in range(classes)]
+        missed = counts.count(1) / len(others)
+        rows.append([(1 - missed) * n / len(others) + missed / classes for n in counts])
+    return torch.tensor(rows, dtype=EXACT).clamp(min=1e-4)
+
+
 def adjusted(logits: Tensor, y: Tensor, share: float) -> Tensor:
     """Of points that all have labels."""
-    q = torch.stack([(y == c).to(EXACT).mean() for c in range(4)]).clamp(min=1e-4)
-    return (1 - share) * cross_entropy(logits, y) + share * cross_entropy(logits + q.log(), y)
+    known = logits + shares(y).log()
+    return (1 - share) * cross_entropy(logits, y) + share * cross_entropy(known, y)
 
 
 # FLowDUP+
@@ -64,8 +76,7 @@ def plus_written_out(m: Any, params: Params, data: Batch, table: dict[str, Any])
         theta = {n: w + params[f"theta.{n}"] for n, w in theta.items()}
     logits = m.f(theta, x[10:])
     if table["prior"]:
-        q = torch.stack([(y == c).to(EXACT).mean() for c in range(4)])
-        logits = logits + q.clamp(min=1e-4).log()
+        logits = logits + shares(y)[10:].log()
     loss = cross_entropy(logits, y[10:]) + 1e-2 * (v - params["psi_r"]).square().sum()
     if table["head"]:
         own = z @ params["head.weight"].T + params["head.bias"]
@@ -232,7 +243,7 @@ def test_mean_std_is_the_mean_and_the_deviation_of_points_that_are_there(chunk: 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_fedavg_la_adds_the_batchs_label_shares(share: float) -> None:
+def test_fedavg_la_adds_the_clients_label_shares(share: float) -> None:
     m = build({"name": "fedavg-la", "adjusted": share})
     params, data = noisy(doubles(m)), batch(client(0, 20))
     wanted = adjusted(m.f(params, data.x), data.y, share)
@@ -249,6 +260,34 @@ def test_only_labels_that_a_client_has_count_as_its_shares() -> None:
     some = data._replace(labeled=(torch.arange(20) < 7).to(EXACT))
     wanted = adjusted(m.f(params, data.x[:7]), data.y[:7], 0.5)
     assert float(m.loss(params, some, params)) == pytest.approx(float(wanted), rel=1e-10)
+
+
+def seen_by(y: list[int], classes: int) -> Tensor:
+    """The label shares that each point of a batch with these labels learns with, -1: none."""
+    labels = torch.tensor(y)
+    labeled = (labels >= 0).to(EXACT)
+    part = Batch(torch.zeros(len(y), 1), labels.clamp(min=0), torch.ones_like(labeled), labeled)
+    return log_label_shares(part, part, torch.zeros(len(y), classes, dtype=EXACT)).exp()
+
+
+def test_a_points_own_label_is_not_among_the_shares_that_it_learns_with() -> None:
+    alone, *others = seen_by([0, 1, 1, 1, 1, 2, 2, 2, 2], 4)
+    assert alone.tolist() == pytest.approx([1e-4, 0.5, 0.5, 1e-4])
+    # the others see one label that is alone: an eighth may be of classes that they do not see
+    for q in others[:4]:
+        assert q.tolist() == pytest.approx(
+            [0.875 / 8 + 1 / 32, 0.875 * 3 / 8 + 1 / 32, 0.875 / 2 + 1 / 32, 1 / 32]
+        )
+
+
+def test_classes_that_a_batch_lacks_are_not_ruled_out_where_many_labels_are_alone() -> None:
+    few = seen_by([0, 1] * 10, 62)
+    assert torch.allclose(few[:, 2:], few.new_tensor(1e-4))
+    many = seen_by([*range(14), *range(6)], 62)
+    assert (many > 5e-3).all()
+    assert torch.allclose(many.sum(1), torch.ones(20, dtype=EXACT))
+    for nothing_known in seen_by([3, -1, -1], 4):
+        assert len(set(nothing_known.tolist())) == 1
 
 
 # Pseudo-labels

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from flowdup.prior import STEPS, log_prior
+from flowdup.prior import STEPS, log_prior, sparsity_for
 from flowdup.random import Stream
 
 EXACT = torch.float64
@@ -108,3 +108,11 @@ def test_a_constant_on_all_logits_of_a_point_changes_nothing_and_large_ones_stay
     shifted = logits + torch.linspace(-500, 500, 20, dtype=EXACT)[:, None]
     assert torch.allclose(log_prior(shifted, present), log_prior(logits, present), rtol=1e-9)
     assert torch.isfinite(log_prior(1e30 * logits.float(), present.float())).all()
+
+
+def test_with_more_classes_less_is_taken_off_each() -> None:
+    assert [sparsity_for(c, 0.03) for c in (2, 10, 62)] == pytest.approx([0.03, 0.03, 0.3 / 62])
+    logits = 8 * torch.eye(60, dtype=EXACT).repeat(4, 1)  # every class is there, and looks it
+    everyone = torch.ones(240, dtype=EXACT)
+    assert log_prior(logits, everyone, sparsity_for(60, 0.03)).exp().min() > 1e-3
+    assert log_prior(logits, everyone, 0.03).exp().min() < 1e-4

@@ -24,18 +24,19 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from flowdup.params import Params
-from flowdup.prior import log_prior
+from flowdup.prior import log_prior, sparsity_for
 
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
 STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
-SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.8)  # of an equal share
+SPARSITIES = (0.0, 0.01, 0.03, 0.05, 0.08)  # for up to ten classes
 _RIDGE = 1e-3  # on the bias, for classes that no client has
 _ITERATIONS = 50
 
 
 def prior_settings(classes: int) -> list[tuple[float, float]]:
     """Strength and sparsity, all that are tried."""
-    return [(0.0, 0.0), *product(STRENGTHS, (part / classes for part in SPARSITIES))]
+    sparsities = [sparsity_for(classes, each) for each in SPARSITIES]
+    return [(0.0, 0.0), *product(STRENGTHS, sparsities)]
 
 
 class Calibration(NamedTuple):

@@ -35,3 +35,8 @@ def log_prior(
         q = (mean - sparsity).clamp(min=_LEAST)
         shift = strength * (q / q.sum(-1, keepdim=True)).log()
     return shift
+
+
+def sparsity_for(classes: int, of_ten: float) -> float:
+    """What a sparsity for up to ten classes becomes with more: their shares are smaller."""
+    return of_ten * min(1.0, 10 / classes)

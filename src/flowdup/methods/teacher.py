@@ -23,7 +23,7 @@ from torch import Tensor
 from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
-from flowdup.prior import log_prior
+from flowdup.prior import log_prior, sparsity_for
 from flowdup.settings import check_range
 
 _PREFIX = "teacher."
@@ -36,12 +36,13 @@ class TeacherConfig:
 
     threshold: float = 0.8  # the least probability of a label that it gives
     prior: bool = True  # whether it knows how often classes occur at a client
-    cut: float = 0.3  # of an equal share, taken off each share in EM, so that few classes remain
+    sparsity: float = 0.03  # taken off each of these shares in EM, so that few classes remain;
+    # with more than ten classes, less of it (`sparsity_for`)
     warm_up: int = 150  # rounds without a teacher, where no stage came before
 
     def __post_init__(self) -> None:
         check_range("method.teacher.threshold", self.threshold, 0, 1)
-        check_range("method.teacher.cut", self.cut, 0, 1)
+        check_range("method.teacher.sparsity", self.sparsity, 0, 1)
         check_range("method.teacher.warm_up", self.warm_up, 0)
 
 
@@ -71,6 +72,7 @@ class Teacher:
         logits = torch.cat([self.f(weights, rows) for rows in chunks])  # [n, classes]
         if self.config.prior:
             without = present * (y < 0)
-            logits = logits + log_prior(logits, without, self.config.cut / logits.shape[1])
+            sparsity = sparsity_for(logits.shape[1], self.config.sparsity)
+            logits = logits + log_prior(logits, without, sparsity)
         probability, found = logits.softmax(1).max(1)
         return torch.where((y < 0) & (probability >= self.config.threshold), found, y)
