@@ -112,7 +112,9 @@ def test_a_constant_on_all_logits_of_a_point_changes_nothing_and_large_ones_stay
 
 def test_with_more_classes_less_is_taken_off_each() -> None:
     assert [sparsity_for(c, 0.03) for c in (2, 10, 62)] == pytest.approx([0.03, 0.03, 0.3 / 62])
-    logits = 8 * torch.eye(60, dtype=EXACT).repeat(4, 1)  # every class is there, and looks it
-    everyone = torch.ones(240, dtype=EXACT)
+    # five classes with a share of 1/10 and 55 with 1/110, all of which look it
+    counts = torch.tensor([11] * 5 + [1] * 55)
+    logits = 20 * torch.eye(60, dtype=EXACT).repeat_interleave(counts, 0)
+    everyone = torch.ones(110, dtype=EXACT)
     assert log_prior(logits, everyone, sparsity_for(60, 0.03)).exp().min() > 1e-3
     assert log_prior(logits, everyone, 0.03).exp().min() < 1e-4
