@@ -25,7 +25,13 @@ _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits
 _SMALL_STAGE = """
 [[before]]                      # FedAvg first, then FLowDUP+ from what it has learned
 method = { name = "fedavg-pseudo", correction = "em", init_scale = 0.41 }
-server = { rounds = 300, alpha = 0.5, lr_decay_fraction = 0.0, optimizer = { lr = 0.03 } }
+client = { optimizer = { lr = 0.1 } }
+
+[before.server]
+rounds = 300
+alpha = 0.5
+lr_decay_fraction = 0.0
+optimizer = { lr = 0.03, eps = 1e-4 }
 """
 
 
@@ -148,7 +154,7 @@ class Choice:
         lines += ["", "[server]", f"cohort = {self.cohort:<23}# clients in a round"]
         if small:
             lines += ["rounds = 300", "warm_up = 0", "averaging = 0.9"]
-            lines.append("optimizer = { lr = 0.01, eps = 1e-4 }")
+            lines.append("optimizer = { lr = 0.01, eps = 1e-5 }")
         else:
             lines.append("# rounds = 600                  # after 400 of FedAvg")
         lines += ["", "[run]", "evaluate_every = 25"]
