@@ -155,7 +155,8 @@ def methods(plus: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         "client": {"batch_size": plus["client"]["batch_size"]},
         "server": {"cohort": plus["server"]["cohort"], "rounds": rounds},
     }
-    strong = merge({k: plus[k] for k in ("client", "server")}, {"server": first["server"]})
+    parts = ("client", "server")
+    strong = merge({k: plus[k] for k in parts}, {k: first[k] for k in parts})
     strong = merge(strong, {"server": {"rounds": rounds, "lr_decay_fraction": 0.7}})
     calibrated = {"method": {"name": "fedavg", "correction": "em", "init_scale": 0.41}}
     return {
