@@ -73,5 +73,6 @@ class Augmentation:
 
     def _moved(self, side: int, by: Tensor) -> Tensor:
         """Along one side: which pixel comes where."""
-        moved = torch.arange(side, device=by.device) + (by & 2**_SIDE - 1)[..., None] - self.shift
+        pixels = torch.arange(side, device=by.device) - self.shift
+        moved: Tensor = pixels + (by & 2**_SIDE - 1)[..., None]
         return moved.clamp(0, side - 1)
