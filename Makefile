@@ -40,7 +40,7 @@ BROWSER_RESULT ?= runs/web/browser.json
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-peers test-federation federation-demo web web-page web-test web-unit \
+.PHONY: help demo test test-tools test-peers test-federation federation-demo web web-page web-test web-unit \
 	web-browser test-gpu mutants torture fuzz \
 	lint coverage tables docs bench bench-gpu peers wheels wheel-check
 
@@ -52,6 +52,9 @@ demo: $(INSTALLED)  ## five methods on digits, three seeds: a table and a figure
 
 test: $(INSTALLED)  ## all tests that need no GPU; TESTS=tests/test_client.py for some
 	$(VENV)/bin/pytest $(TESTS)
+
+test-tools: $(INSTALLED)  ## that benchmarks and the fuzzer do what they say, 2 minutes
+	$(VENV)/bin/pytest tests/tools
 
 mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTANTS=word for some
 	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
@@ -116,7 +119,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate:tests/export:tests/federation:tests/web $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate:tests/export:tests/federation:tests/tools:tests/web $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## all tests, and which lines they ran

@@ -211,7 +211,7 @@ def test_a_listing_says_how_many_there_are_and_how_they_are_made() -> None:
 
 
 def test_a_million_clients_take_no_more_memory_than_a_thousand() -> None:
-    """Objects and arrays are counted, tensors are not: `test_benchmarks.py` has whole processes."""
+    """Objects and arrays are counted, tensors are not: `tools/` has whole processes."""
     load_population(MILLION, Stream(0))  # imports and caches
     peaks = []
     for clients in (10**3, 10**6):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,15 +28,16 @@ SETTINGS = [
 
 def flowdup(processes: int, *arguments: str | Path) -> str:
     several = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    command = [sys.executable, "-m", *(several if processes > 1 else []), "flowdup"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    if processes == 1:
+        done = forked.flowdup(*arguments)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", *several, "flowdup", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -17,7 +17,7 @@ import torch
 from flowdup.data import ClientData
 from flowdup.run.certify_routes import Answers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 CONTENDERS = ["flowdup", "pfl", "loop"]
 KEYS = {"work", "contender", "ms_per_round", "ratio_to_pfl", "device", "versions", "commit"}
