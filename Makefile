@@ -40,7 +40,7 @@ BROWSER_RESULT ?= runs/web/browser.json
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-tools test-peers test-federation federation-demo web web-page web-test web-unit \
+.PHONY: help demo test test-docs test-tools test-peers test-federation federation-demo web web-page web-test web-unit \
 	web-browser test-gpu mutants torture fuzz \
 	lint coverage tables docs bench bench-gpu peers wheels wheel-check
 
@@ -50,8 +50,11 @@ help:  ## this list
 demo: $(INSTALLED)  ## five methods on digits, three seeds: a table and a figure, 2 minutes
 	$(VENV)/bin/flowdup demo
 
-test: $(INSTALLED)  ## all tests that need no GPU; TESTS=tests/test_client.py for some
+test: $(INSTALLED)  ## the tests; TESTS=tests/test_client.py for some
 	$(VENV)/bin/pytest $(TESTS)
+
+test-docs: $(INSTALLED)  ## that every block of every page runs, 1 minute
+	$(VENV)/bin/pytest tests/docs
 
 test-tools: $(INSTALLED)  ## that benchmarks and the fuzzer do what they say, 2 minutes
 	$(VENV)/bin/pytest tests/tools
@@ -119,11 +122,11 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	MYPYPATH=src:tests:tests/accelerate:tests/export:tests/federation:tests/tools:tests/web $(VENV)/bin/mypy $(LOOSER) tests
+	MYPYPATH=src:tests:tests/accelerate:tests/docs:tests/export:tests/federation:tests/tools:tests/web $(VENV)/bin/mypy $(LOOSER) tests
 	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
-coverage: $(INSTALLED)  ## all tests, and which lines they ran
-	$(VENV)/bin/pytest --cov --cov-report= $(TESTS)
+coverage: $(INSTALLED)  ## the tests, and which lines they ran
+	$(VENV)/bin/pytest --cov --cov-report= $(or $(TESTS),tests tests/docs)
 	@$(VENV)/bin/coverage report --omit '$(GPU_ONLY)'
 	@$(VENV)/bin/coverage report --include '$(GPU_ONLY)' | sed -n 's/^TOTAL/\nFiles that only a GPU runs:/p'
 

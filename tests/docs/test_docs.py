@@ -17,7 +17,7 @@ from doc_blocks import FENCE, SMALLER, Block, commands, read_blocks, run_page
 import flowdup
 from flowdup import FlowdupError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = {
     path.relative_to(ROOT).as_posix(): read_blocks(path)
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
