@@ -63,7 +63,7 @@ mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTAN
 	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
 
 # NVIDIA FLARE has 40 dependencies, so it has an environment of its own.
-test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 6 minutes
+test-federation: $(FEDERATION)/.installed  ## a federation of real processes over loopback, 9 minutes
 	$(FEDERATION)/bin/pytest --override-ini "addopts=-q" tests/federation
 
 federation-demo: $(FEDERATION)/.installed  ## seven processes, one is killed: runs/federation-demo
