@@ -9,7 +9,6 @@ import torch
 from small import SPEC, STREAM, client, engine, first_task, method, ragged_clients
 from test_methods import doubles
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flowdup.aggregation import total
 from flowdup.augmentation import POINT, Augmentation
@@ -28,10 +27,11 @@ PLAIN = ClientConfig(2, 10, 1.0, OptimizerConfig("sgd", 0.05))
 BOTH = replace(PLAIN, mirror=True, shift=2)
 
 
-def shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """An image [C, H, W] moved by so many pixels; what leaves is lost, and the border repeated."""
+def shifted(image: Tensor, down: int, right: int, corner: Tensor) -> Tensor:
+    """An image [C, H, W] moved by so many pixels; where it leaves a side, a colour [C] comes in."""
     (_, height, width), room = image.shape, 8
-    large = pad(image.float(), (room,) * 4, "replicate").to(image.dtype)
+    large = corner[:, None, None].expand(-1, height + 2 * room, width + 2 * room).clone()
+    large[:, room : room + height, room : room + width] = image
     return large[:, room - down :, room - right :][:, :height, :width]
 
 
@@ -56,7 +56,8 @@ def test_an_image_is_one_of_those_that_mirroring_and_shifting_make(
         if row < 0:
             continue
         image = data.x[row & POINT]
-        made = torch.stack([shifted(image.flip(2) if m else image, d, r) for m, d, r in possible])
+        changes = [(image.flip(2) if m else image, d, r) for m, d, r in possible]
+        made = torch.stack([shifted(*change, image[:, 0, 0]) for change in changes])
         (number,) = (made == x).flatten(1).all(1).nonzero().flatten().tolist()
         seen.add(possible[number])
         assert int(y) == int(row & POINT) % 4

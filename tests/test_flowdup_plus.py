@@ -43,13 +43,10 @@ def in_double(weights: Weights) -> Weights:
 
 
 def shares(y: Tensor, classes: int = 4) -> Tensor:
-    """How often classes occur among the others, for each of some points that all have labels."""
-    rows = []
-    for own in range(len(y)):
-        others = [int(c) for i, c in enumerate(y) if i != own]
-        counts = [others.count(c) for c in range(classes)]
-        missed = counts.count(1) / len(others)
-        rows.append([(1 - missed) * n / len(others) + missed / classes for n in counts])
+    """How often classes occur at a client, by points that all have labels."""
+    counts = [y.tolist().count(c) for c in range(classes)]
+    missed = counts.count(1) / len(y)
+    rows = [(1 - missed) * n / len(y) + missed / classes for n in counts]
     return torch.tensor(rows, dtype=EXACT).clamp(min=1e-4)
 
 
@@ -76,7 +73,7 @@ def plus_written_out(m: Any, params: Params, data: Batch, table: dict[str, Any])
         theta = {n: w + params[f"theta.{n}"] for n, w in theta.items()}
     logits = m.f(theta, x[10:])
     if table["prior"]:
-        logits = logits + shares(y)[10:].log()
+        logits = logits + shares(y).log()
     loss = cross_entropy(logits, y[10:]) + 1e-2 * (v - params["psi_r"]).square().sum()
     if table["head"]:
         own = z @ params["head.weight"].T + params["head.bias"]
@@ -262,32 +259,23 @@ def test_only_labels_that_a_client_has_count_as_its_shares() -> None:
     assert float(m.loss(params, some, params)) == pytest.approx(float(wanted), rel=1e-10)
 
 
-def seen_by(y: list[int], classes: int) -> Tensor:
-    """The label shares that each point of a batch with these labels learns with, -1: none."""
+def shares_in(y: list[int], classes: int) -> Tensor:
+    """What a batch with these labels says of its client's label shares, -1: none."""
     labels = torch.tensor(y)
     labeled = (labels >= 0).to(EXACT)
-    part = Batch(torch.zeros(len(y), 1), labels.clamp(min=0), torch.ones_like(labeled), labeled)
-    return log_label_shares(part, part, torch.zeros(len(y), classes, dtype=EXACT)).exp()
-
-
-def test_a_points_own_label_is_not_among_the_shares_that_it_learns_with() -> None:
-    alone, *others = seen_by([0, 1, 1, 1, 1, 2, 2, 2, 2], 4)
-    assert alone.tolist() == pytest.approx([1e-4, 0.5, 0.5, 1e-4])
-    # the others see one label that is alone: an eighth may be of classes that they do not see
-    for q in others[:4]:
-        assert q.tolist() == pytest.approx(
-            [0.875 / 8 + 1 / 32, 0.875 * 3 / 8 + 1 / 32, 0.875 / 2 + 1 / 32, 1 / 32]
-        )
+    data = Batch(torch.zeros(len(y), 1), labels.clamp(min=0), torch.ones_like(labeled), labeled)
+    return log_label_shares(data, torch.zeros(len(y), classes, dtype=EXACT)).exp()
 
 
 def test_classes_that_a_batch_lacks_are_not_ruled_out_where_many_labels_are_alone() -> None:
-    few = seen_by([0, 1] * 10, 62)
-    assert torch.allclose(few[:, 2:], few.new_tensor(1e-4))
-    many = seen_by([*range(14), *range(6)], 62)
-    assert (many > 5e-3).all()
-    assert torch.allclose(many.sum(1), torch.ones(20, dtype=EXACT))
-    for nothing_known in seen_by([3, -1, -1], 4):
-        assert len(set(nothing_known.tolist())) == 1
+    few = shares_in([0, 1] * 10, 62)
+    assert torch.allclose(few[2:], few.new_tensor(1e-4))
+    many = shares_in([*range(14), *range(6)], 62)  # eight of 20 are alone
+    assert many[-1] == pytest.approx(0.4 / 62)
+    assert many[0] == pytest.approx(0.6 * 2 / 20 + 0.4 / 62)
+    assert many.sum() == pytest.approx(1)
+    for labels in ([3, -1, -1], [-1, -1, -1]):
+        assert len(set(shares_in(labels, 4).tolist())) == 1  # nothing is known
 
 
 # Pseudo-labels

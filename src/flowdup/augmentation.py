@@ -23,8 +23,8 @@ _SIDE = 8  # bits for a shift in one direction
 class Augmentation:
     """Random changes of training images that keep their labels: mirrored, moved.
 
-    Where an image leaves a side free, the pixels at its border are repeated: a background stays
-    what it is, be it black or white.
+    Where an image leaves a side free, its corner's colour comes in: a background stays what it is,
+    be it black or white.
     """
 
     mirror: bool = False  # half of the images, left and right exchanged
@@ -66,13 +66,16 @@ class Augmentation:
         """Images of a pool [points, height, width, channels] in these rows, changed."""
         point, change = rows & POINT, rows >> 32
         mirror, down, right = change & 1, change >> 1, change >> (1 + _SIDE)
-        lines = self._moved(pool.shape[1], down)  # [..., height]
-        columns = self._moved(pool.shape[2], right)  # [..., width]
+        lines, inside_lines = self._moved(pool.shape[1], down)  # [..., height]
+        columns, inside_columns = self._moved(pool.shape[2], right)  # [..., width]
         columns = torch.where(mirror[..., None] > 0, pool.shape[2] - 1 - columns, columns)
-        return pool[point[..., None, None], lines[..., :, None], columns[..., None, :]]
+        x = pool[point[..., None, None], lines[..., :, None], columns[..., None, :]]
+        if not self.shift:
+            return x
+        inside = inside_lines[..., :, None] & inside_columns[..., None, :]
+        return torch.where(inside[..., None], x, pool[point, 0, 0][..., None, None, :])
 
-    def _moved(self, side: int, by: Tensor) -> Tensor:
-        """Along one side: which pixel comes where."""
-        pixels = torch.arange(side, device=by.device) - self.shift
-        moved: Tensor = pixels + (by & 2**_SIDE - 1)[..., None]
-        return moved.clamp(0, side - 1)
+    def _moved(self, side: int, by: Tensor) -> tuple[Tensor, Tensor]:
+        """Along one side: which pixel comes where, and whether there is one."""
+        moved = torch.arange(side, device=by.device) + (by & 2**_SIDE - 1)[..., None] - self.shift
+        return moved.clamp(0, side - 1), (moved >= 0) & (moved < side)

@@ -124,14 +124,11 @@ def adjusted_loss(logits: Tensor, batch: Batch, share: float) -> Tensor:
     plain = mean_loss(logits, batch)
     if not share:
         return plain
-    adjusted = logits + log_label_shares(batch, batch, logits)
-    return (1 - share) * plain + share * mean_loss(adjusted, batch)
+    return (1 - share) * plain + share * mean_loss(logits + log_label_shares(batch, logits), batch)
 
 
-def log_label_shares(batch: Batch, part: Batch, logits: Tensor) -> Tensor:
-    """How often each class occurs at the client, for every point of a part of the batch, as a
-    logarithm [points, classes]: by the labels of the batch's other points, so that a point's own
-    says nothing of itself.
+def log_label_shares(batch: Batch, logits: Tensor) -> Tensor:
+    """How often each class occurs at the client, by the batch's labels, as a logarithm [classes].
 
     Where classes are many, one that a batch lacks is not one that the client lacks.  Labels that
     are alone in their class tell how much was missed (Good, "The Population Frequencies of Species
@@ -139,12 +136,10 @@ def log_label_shares(batch: Batch, part: Batch, logits: Tensor) -> Tensor:
     classes equally.  No share is less than 1e-4.
     """
     classes = torch.arange(logits.shape[1], device=logits.device)
-    counts = batch.labeled @ (batch.y[:, None] == classes).to(logits)  # [classes]
-    own = part.labeled[:, None] * (part.y[:, None] == classes).to(logits)
-    others = counts - own  # [points, classes]
-    total = others.sum(1, keepdim=True).clamp(min=1)
-    missed = (others == 1).sum(1, keepdim=True) / total
-    shares = (1 - missed) * others / total + missed / len(classes)
+    counts = batch.labeled @ (batch.y[:, None] == classes).to(logits)
+    total = batch.labeled.sum().clamp(min=1)
+    missed = (counts == 1).sum() / total
+    shares = (1 - missed) * counts / total + missed / len(classes)
     return shares.clamp(min=1e-4).log()
 
 

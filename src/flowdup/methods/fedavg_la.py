@@ -1,7 +1,7 @@
 """FedAvg with logit adjustment: part of the loss knows the client's label shares.
 
 Menon et al., "Long-tail Learning via Logit Adjustment", ICLR 2021, at each client: where q(y) is
-the share of class y by the labels of the batch's other points,
+the share of class y by the batch's labels,
 
     L(theta) = mean over labeled (x, y) of (1 - a) l(y, f(x; theta)) + a l(y, f(x; theta) + log q)
 

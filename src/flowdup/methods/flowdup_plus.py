@@ -91,7 +91,7 @@ class FLowDUPPlus(FLowDUP):
         theta = strip_prefix(params, "theta.")
         logits = self.f(self.subspace(v, theta), query.x)
         if self.plus.prior:
-            logits = logits + log_label_shares(batch, query, logits)
+            logits = logits + log_label_shares(batch, logits)
         loss = self.objective(params, v, logits, query)
         if self.plus.head:
             own = z @ params["head.weight"].T + params["head.bias"]
