@@ -56,7 +56,7 @@ test: $(INSTALLED)  ## the tests; TESTS=tests/test_client.py for some
 test-docs: $(INSTALLED)  ## that every block of every page runs, 1 minute
 	$(VENV)/bin/pytest tests/docs
 
-test-tools: $(INSTALLED)  ## that benchmarks and the fuzzer do what they say, 2 minutes
+test-tools: $(INSTALLED)  ## that benchmarks and the fuzzer do what they say, 1 minute
 	$(VENV)/bin/pytest tests/tools
 
 mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTANTS=word for some
