@@ -4,6 +4,7 @@ Every process knows psi and the clients, draws the same cohort and takes the sam
 one all-reduce of the reply is all that they say to each other in a round.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,13 @@ def connect_processes(device: torch.device) -> None:
     if is_distributed() and not dist.is_initialized():
         with _stdout_as_stderr():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(_disconnect)
+
+
+def _disconnect() -> None:
+    """End the threads of the group: one that outlives Python aborts a process that is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def wait_for_all() -> None:
