@@ -117,6 +117,16 @@ def test_held_out_halves_are_random_and_a_clients_own() -> None:
     assert halves[0] != halves[1]
 
 
+def test_all_points_make_a_model_in_a_mixed_order_and_are_scored_in_their_own() -> None:
+    """A client may store its points class by class, and batches of one class are another task."""
+    runner, points = Asked(), torch.arange(40).reshape(20, 2)
+    transductive_accuracy(runner, {}, [ClientData(points, torch.arange(20) // 10)] * 2)
+    for pair in runner.pairs:
+        assert torch.equal(pair.query, points) and not torch.equal(pair.support, points)
+        assert torch.equal(pair.support.sort(0).values, points)
+        assert 2 < int((pair.support[:10, 0] < 20).sum()) < 8  # of the first class
+
+
 def test_against_the_size_of_the_support_nothing_else_differs() -> None:
     """Larger supports hold the smaller ones, and the scored points are those of held-out."""
     points = torch.arange(80).reshape(40, 2)

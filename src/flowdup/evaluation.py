@@ -8,7 +8,8 @@ held_out:     personalize on one random half of them and score the other half.
 `evaluate_by_support` is held_out with models made from fewer points of the first half, and
 `evaluate_fixed` scores one given model at every client.
 
-Labels are compared with logits here and go nowhere else.
+Labels are only compared with logits here.  Beside it, those of validation clients fit a correction
+(`calibration.py`).
 """
 
 import math
@@ -189,7 +190,7 @@ def evaluate_by_support(
 
 
 def transductive_accuracy(engine: Engine, params: Params, clients: Sequence[ClientData]) -> Summary:
-    """Accuracy alone, in percent: what training looks at while it goes on."""
+    """Accuracy alone, in percent."""
     return accuracy_summary(transductive_logits(engine, params, clients), clients)
 
 
@@ -203,8 +204,16 @@ def accuracy_summary(logits: Sequence[Tensor], clients: Sequence[ClientData]) ->
 def transductive_logits(
     engine: Engine, params: Params, clients: Sequence[ClientData]
 ) -> list[Tensor]:
-    """Of every client's own points, by the model that these points make."""
-    return engine.logits(params, [SupportQuery(c.x, c.x) for c in clients])
+    """Of every client's own points, by the model that these points make.
+
+    They make it in a mixed order: clients may store them class by class, and a method that takes
+    them in batches should meet batches like those of training.
+    """
+    return engine.logits(params, [SupportQuery(c.x[_mixed(len(c))], c.x) for c in clients])
+
+
+def _mixed(points: int) -> Tensor:
+    return torch.from_numpy(Stream(0).child("support").permutation(points))
 
 
 class _Answers(NamedTuple):

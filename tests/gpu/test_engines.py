@@ -9,6 +9,7 @@ from small import METHODS, SPEC, STREAM, ragged_clients
 from flowdup.client import ClientConfig
 from flowdup.engines import EngineConfig, build_engine
 from flowdup.methods import MethodConfig, MethodContext, Params
+from flowdup.methods.lame import LAME, Points
 from flowdup.optimizers import OptimizerConfig
 from flowdup.server import ServerConfig, initial_state, train
 
@@ -94,3 +95,21 @@ def test_training_moves_no_random_state_of_the_gpu() -> None:
     psi_after("flowdup", "sgd", DEVICE, "batched", "float32", True, 3)
     psi_after("flowdup", "sgd", DEVICE, "sequential", "float32", True, 3)
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_a_point_is_not_its_own_neighbour_though_products_are_rounded() -> None:
+    """TF32 has ten bits: a point's cosine with itself is then seldom 1."""
+    config = EngineConfig("batched", DEVICE, "float32", 0, "tf32", False)
+    place, dtype = config.torch_device(), config.torch_dtype()
+    lame = MethodConfig.from_table({"name": "lame"}).build(
+        MethodContext("cnn-small", SPEC, STREAM, place, dtype)
+    )
+    build_engine(config, lame, ClientConfig(), ragged_clients(), STREAM)  # switches TF32 on
+    assert isinstance(lame, LAME)
+    draw = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(100, 128, generator=draw).relu()).to(place)
+    points = Points(torch.zeros(100, 3, device=place), features)
+    found = lame.neighbors(points, points, torch.ones(100, device=place))
+    own = found.rows == torch.arange(100, device=place)[:, None]
+    assert bool(own.any(1).all()) and not bool(found.weight[own].any())
+    assert found.weight.sum(1).tolist() == [5.0] * 100

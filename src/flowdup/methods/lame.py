@@ -55,12 +55,16 @@ class LAMEConfig:
         check_range("method.chunk", self.chunk, 1)
 
 
-class _Points(NamedTuple):
+class Points(NamedTuple):
+    """Of a set, what a model says of its points."""
+
     log_p: Tensor  # [n, classes]
     features: Tensor  # [n, width], of length 1
 
 
-class _Neighbors(NamedTuple):
+class Neighbors(NamedTuple):
+    """Of every point, those that count."""
+
     rows: Tensor  # [m, k + 1], of the support
     weight: Tensor  # [m, k + 1], 1 or 0
 
@@ -82,24 +86,24 @@ class LAME(FedAvg):
     def logits(self, params: Params, x: Tensor, present: Tensor, query: Tensor) -> Tensor:
         support, asked = self._read(params, x), self._read(params, query)
         y = self.assignments(support, present)
-        return asked.log_p + self._neighbors(asked, support, present).sum(y)
+        return asked.log_p + self.neighbors(asked, support, present).sum(y)
 
-    def assignments(self, support: _Points, present: Tensor) -> Tensor:
+    def assignments(self, support: Points, present: Tensor) -> Tensor:
         """y, the classes of the unlabeled set, found together."""  # [n, classes]
-        neighbors = self._neighbors(support, support, present)
+        neighbors = self.neighbors(support, support, present)
         y = support.log_p.exp()
         for _ in range(self.config.steps):
             y = (support.log_p + neighbors.sum(y)).softmax(1)
         return y
 
-    def _read(self, params: Params, x: Tensor) -> _Points:
+    def _read(self, params: Params, x: Tensor) -> Points:
         chunks = [self.model.features(params, rows) for rows in torch.split(x, self.config.chunk)]
         features = torch.cat(chunks)
-        return _Points(
+        return Points(
             log_softmax(self.model.logits(params, features), 1), normalize(features, dim=1)
         )
 
-    def _neighbors(self, of: _Points, among: _Points, present: Tensor) -> _Neighbors:
+    def neighbors(self, of: Points, among: Points, present: Tensor) -> Neighbors:
         """One more than asked for, of which the first does not count if it is the point itself and
         the last does not otherwise.
         """
@@ -111,8 +115,9 @@ class LAME(FedAvg):
             cosine = some @ among.features.T  # [some, n]
             cosine = torch.where(present > 0, cosine, -math.inf)
             nearest = cosine.topk(count, dim=1)
-            own = nearest.values[:, :1] > _SAME
+            first = among.features[nearest.indices[:, 0]]
+            own = (some * first).sum(1, keepdim=True) > _SAME  # not by TF32's products, as above
             counted = torch.where(own, rank > 0, rank < k) & (nearest.values > -math.inf)
             parts.append((nearest.indices, counted.to(present.dtype)))
         rows, weight = (torch.cat(both) for both in zip(*parts, strict=True))
-        return _Neighbors(rows, weight)
+        return Neighbors(rows, weight)
