@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from flowdup.aggregation import total
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
-from flowdup.errors import FlowdupError
+from flowdup.errors import ConfigError, FlowdupError
 from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods import METHODS as ALL
 from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
@@ -317,8 +317,24 @@ def test_a_teacher_that_is_unsure_gives_no_label() -> None:
     middle = float(probability[::2].median())
     found = pseudo(threshold=middle).labels(sent(a_start()), x, y, present)
     assert (found[::2] >= 0).tolist() == (probability[::2] >= middle).tolist()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("prior", [True, False])
+def test_a_teacher_that_knows_nothing_yet_gives_no_label(threshold: float, prior: bool) -> None:
+    x, y, present = half_labeled()
     nothing = {n: torch.zeros_like(w) for n, w in a_start().items()}
-    assert torch.equal(pseudo(threshold=0.3).labels(sent(nothing), x, y, present), y)
+    m = pseudo(threshold=threshold, prior=prior)
+    assert torch.equal(m.labels(sent(nothing), x, y, present), y)
+
+
+def test_pseudo_labels_without_anyone_to_give_them_are_refused() -> None:
+    alone = PLUS | {"train_theta": False, "pseudo_labels": True}
+    with pytest.raises(
+        ConfigError, match=r"pseudo_labels needs a teacher.* give one in \[\[before"
+    ):
+        build(alone)
+    assert build(alone, a_start()).relabels
 
 
 @pytest.mark.parametrize("table", [PSEUDO, PLUS])

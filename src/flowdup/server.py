@@ -148,7 +148,7 @@ def cohort_draws(config: ServerConfig, roster: Roster, learns_unlabeled: bool) -
     While some clients are away, a cohort without replacement may be smaller than it should be.
     """
     mixed = learns_unlabeled and len(roster.unlabeled_ids) > 0
-    share = round(config.alpha * config.cohort) if mixed else config.cohort
+    share = _labeled_share(config) if mixed else config.cohort
     draws = (
         Draw(share, len(roster.labeled_ids)),
         Draw(config.cohort - share, len(roster.unlabeled_ids)),
@@ -158,10 +158,15 @@ def cohort_draws(config: ServerConfig, roster: Roster, learns_unlabeled: bool) -
     return (draws[0].possible(), draws[1].possible())
 
 
+def _labeled_share(config: ServerConfig) -> int:
+    """One at least where alpha is not 0: a small cohort must not round it away."""
+    return max(round(config.alpha * config.cohort), 1 if config.alpha else 0)
+
+
 def sample_cohort(
     config: ServerConfig, roster: Roster, learns_unlabeled: bool, stream: Stream
 ) -> list[int]:
-    """Client ids: round(alpha * cohort) labeled ones, then unlabeled ones.
+    """Client ids: round(alpha * cohort) labeled ones, at least one, then unlabeled ones.
 
     Labeled clients fill the whole cohort where the method cannot learn from others, or where there
     are no others.  From ranges one draws in time and memory of the cohort alone: without

@@ -32,9 +32,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.nn.functional import log_softmax
 
-from flowdup.methods.base import Batch, Method, mean_loss, sum_gradients
+from flowdup.methods.base import Batch, Method, mean_loss, sum_entropy, sum_gradients
 from flowdup.methods.context import MethodContext
 from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
@@ -83,9 +82,7 @@ class ATP(Method):
         return self._step(theta, params["rates"], gradient, present)
 
     def _entropy(self, theta: Weights, x: Tensor, present: Tensor) -> Tensor:
-        """Summed over the set."""
-        log_p = log_softmax(self.f(theta, x), dim=1)
-        return -(log_p.exp() * log_p).sum(1) @ present
+        return sum_entropy(self.f(theta, x), present)
 
     def _step(self, theta: Weights, rates: Tensor, gradient: Weights, present: Tensor) -> Weights:
         """theta', from the gradient of the summed entropy."""

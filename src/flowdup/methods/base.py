@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, log_softmax
 
 from flowdup.errors import FlowdupError
 from flowdup.models.network import Network, Weights
@@ -141,6 +141,12 @@ def log_label_shares(batch: Batch, logits: Tensor) -> Tensor:
     missed = (counts == 1).sum() / total
     shares = (1 - missed) * counts / total + missed / len(classes)
     return shares.clamp(min=1e-4).log()
+
+
+def sum_entropy(logits: Tensor, present: Tensor) -> Tensor:
+    """Of the predictions for the present [n] points, by their logits [n, classes]."""
+    log_p = log_softmax(logits, dim=1)
+    return -(log_p.exp() * log_p).sum(1) @ present
 
 
 def sum_gradients(

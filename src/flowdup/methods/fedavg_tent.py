@@ -16,10 +16,9 @@ a momentum; and no statistics are re-estimated, since models here keep none.
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn.functional import log_softmax
 
 from flowdup.errors import ConfigError
-from flowdup.methods.base import NoSettings, sum_gradients
+from flowdup.methods.base import NoSettings, sum_entropy, sum_gradients
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
 from flowdup.models.kinds import NORMALIZATION_LAYERS
@@ -62,8 +61,7 @@ class FedAvgTent(FedAvg):
 
     def personalize(self, params: Params, x: Tensor, present: Tensor) -> Weights:
         def entropy(moving: Weights, x: Tensor, present: Tensor) -> Tensor:
-            log_p = log_softmax(self.f(params | moving, x), dim=1)
-            return -(log_p.exp() * log_p).sum(1) @ present
+            return sum_entropy(self.f(params | moving, x), present)
 
         moving = {n: params[n] for n in self.adapted}
         rate = self.config.inner_lr / present.sum().clamp(min=1)

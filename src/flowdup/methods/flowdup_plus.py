@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flowdup.errors import ConfigError
 from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods.base import Batch, adjusted_loss, log_label_shares, mean_loss
 from flowdup.methods.context import MethodContext
@@ -67,6 +68,12 @@ class FLowDUPPlus(FLowDUP):
         self.plus, self.init_model = config, context.init_model
         self.head_shape = context.spec.classes, config.hypernetwork.embedding
         self.relabels = config.pseudo_labels
+        if self.relabels and not config.train_theta and not context.start:
+            raise ConfigError(
+                "method.pseudo_labels needs a teacher, and with train_theta = false there is none "
+                "but the model of a stage before: give one in [[before]] or `start`, or set "
+                "method.train_theta to true"
+            )
         self.teacher = Teacher(config.teacher, context)
         self.broadcast = self.teacher.broadcast if self.relabels else ()
 

@@ -28,6 +28,7 @@ from flowdup.settings import check_range
 
 _PREFIX = "teacher."
 _CHUNK = 2048  # points that pass through f at once
+_PREFERS = 1.001  # times 1 / classes: less is no opinion, whatever the threshold
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,6 @@ class Teacher:
             sparsity = sparsity_for(logits.shape[1], self.config.sparsity)
             logits = logits + log_prior(logits, without, sparsity)
         probability, found = logits.softmax(1).max(1)
-        return torch.where((y < 0) & (probability >= self.config.threshold), found, y)
+        knows = probability * logits.shape[1] > _PREFERS
+        sure = knows & (probability >= self.config.threshold)
+        return torch.where((y < 0) & sure, found, y)
