@@ -67,7 +67,7 @@ class Federation:
 
     @torch.no_grad()
     def global_model(self) -> PersonalModel:
-        """The one model for everyone, theta_0 + P psi_r: what a foreign client is better off with.
+        """The one model for everyone: what a foreign client is better off with.
 
         FlowdupError if the method has none.
         """

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from flowdup.checkpoint import save_checkpoint
 from flowdup.config import Config
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.run import RunFolder, Simulation
-from flowdup.run.origin import stored_config
+from flowdup.run.origin import check_settings, stored_config, with_given_clients
 
 TABLE = {
     "model": "mlp",
@@ -82,6 +83,42 @@ def test_a_run_may_go_on_elsewhere_and_longer(run: RunFolder) -> None:
     assert (config.run.evaluate_every, config.engine.name) == (1, "sequential")
     rounds = [m["round"] for m in train_run(config, run.path, True, population())]
     assert rounds == [3]
+
+
+CORRECTED = TABLE | {"method": {"name": "fedavg", "correction": "em"}}
+STAGED = TABLE | {"before": [{"server": {"rounds": 1}}]}
+
+
+@pytest.mark.parametrize(
+    ("table", "refused"),
+    [
+        (TABLE, set()),
+        (CORRECTED, {"run.evaluate_every"}),
+        (STAGED, {"run.evaluate_every", "run.keep", "run.patience"}),
+    ],
+    ids=["plain", "corrected", "staged"],
+)
+def test_what_evaluations_decide_stays_where_training_hangs_on_it(
+    table: dict[str, Any], refused: set[str], tmp_path: Path
+) -> None:
+    """A correction is what a teacher may know; a stage begins from the best round before it."""
+    list(train_run(read_config(table), tmp_path, population=population()))
+    changes = {
+        "run.evaluate_every": 1,
+        "run.keep": "last",
+        "run.patience": 7,
+        "run.checkpoint_every": 2,
+        "run.false_alarms": 0.0,
+        "server.rounds": 3,
+    }
+    for key, value in changes.items():
+        part, _, name = key.partition(".")
+        other = read_config(table | {part: table[part] | {name: value}})
+        if key in refused:
+            with pytest.raises(ConfigError, match=f"{key} is .* in the checkpoint"):
+                check_settings(RunFolder(tmp_path), with_given_clients(other))
+        else:
+            check_settings(RunFolder(tmp_path), with_given_clients(other))
 
 
 def test_settings_are_in_the_checkpoint_if_config_toml_is_lost(run: RunFolder) -> None:

@@ -16,6 +16,7 @@ from small import population
 from flowdup import load
 from flowdup.config import Config, read_config
 from flowdup.errors import TrainingWarning
+from flowdup.optimizers import OptimizerConfig
 from flowdup.run import train_run
 from flowdup.run.simulation import Simulation
 from flowdup.run.watch import TrainingWatch
@@ -112,6 +113,23 @@ def test_over_fitting_is_told_from_the_metrics_of_a_resumed_run_too(tmp_path: Pa
         TrainingWatch().add(
             simulation, state, {"round": 3, "loss": 0.1, "validation_accuracy": 8.0}
         )
+
+
+def test_a_stage_that_is_resumed_is_not_called_clipped_throughout(tmp_path: Path) -> None:
+    """Nobody has looked at the gradients of its first evaluations."""
+    write_clients(tmp_path / "clients", balanced)
+    work = config(tmp_path / "clients", client={"optimizer": {"lr": 0.1}, "clip": 1e-4})
+    work = replace(work, server=replace(work.server, optimizer=OptimizerConfig("adam", 1e-6)))
+    simulation = Simulation(work)
+    state = replace(simulation.initial_state(), round=40)
+    row = {"round": 40, "loss": 1.0, "validation_accuracy": 50.0}
+    for before, warned in (([], True), ([row | {"round": 10}], False)):
+        watch = TrainingWatch(before)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                watch.add(simulation, state, row)
+        assert any("client.clip" in str(w.message) for w in found) == warned
 
 
 @pytest.mark.parametrize("method", [FEDAVG, FLOWDUP], ids=lambda method: str(method["name"]))

@@ -19,7 +19,8 @@ from flowdup.run.folder import RunFolder, read_stored
 from flowdup.settings import plain
 
 # of data, checkpoints have digests; they have names, too, which may be given later
-_MAY_DIFFER = ("engine.", "run.", "data.path", "data.class_names")
+_NAMES = ("data.path", "data.class_names")
+_MAY_DIFFER = ("engine.", *_NAMES, "run.checkpoint_every", "run.false_alarms", "run.log")
 
 
 def origin_of(config: Config, listing: bytes) -> RunOrigin:
@@ -65,7 +66,7 @@ def check_settings(folder: RunFolder, new: Config, where: str = "the settings gi
     A run may go on elsewhere, recorded more often, or with more rounds if no rate hangs on them.
     """
     old = read_stored(_origin(folder).config)
-    free = _MAY_DIFFER if old.server.lr_decay_fraction else (*_MAY_DIFFER, "server.rounds")
+    free = _free_settings(old)
     if new.data.source == MEMORY:  # the clients' digests tell whether they are the same
         free = (*free, "data.")
     a, b = dict(_flat(plain(old))), dict(_flat(plain(new)))
@@ -75,6 +76,23 @@ def check_settings(folder: RunFolder, new: Config, where: str = "the settings gi
                 f"{key} is {_value_text(b, key)} in {where} and {_value_text(a, key)} in the "
                 "checkpoint: go on with the old value or choose another folder"
             )
+
+
+def _free_settings(config: Config) -> tuple[str, ...]:
+    """Beginnings of the names of settings that decide nothing of what a run has yet to learn.
+
+    A correction is fitted at every evaluation, and a teacher may know it; of several stages,
+    evaluations decide which round the next one begins from.
+    """
+    corrected = any(stage.method.common.correction != "none" for stage in config.stages)
+    free = [*_MAY_DIFFER]
+    if not config.before:
+        free += ["run.keep", "run.patience"]
+        if not corrected:
+            free.append("run.evaluate_every")
+    if not config.server.lr_decay_fraction:
+        free.append("server.rounds")
+    return tuple(free)
 
 
 def check_clients(folder: RunFolder, listing: bytes) -> None:

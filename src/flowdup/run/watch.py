@@ -27,12 +27,16 @@ _EARLY = 20  # rounds of a stage after which predictions and embeddings say noth
 class TrainingWatch:
     """Warns once of each ailment; it only reads, so that training has the same bits without it.
 
-    `rows` are the metrics of rounds before those that it will see.
+    `rows` are the metrics of rounds before those that it will see.  Nobody looked at the gradients
+    of these, so a stage that was begun before is not called clipped throughout.
     """
 
     def __init__(self, rows: Sequence[Metrics] = ()) -> None:
         self.rows, self.told = list(rows), set[str]()
         self.stage, self.evaluations, self.clipped = -1, 0, 0
+        if evaluated := [row for row in rows if "validation_accuracy" in row]:
+            self.stage = int(evaluated[-1].get("stage", 0))
+            self.evaluations = sum(row.get("stage", 0) == self.stage for row in evaluated)
 
     def add(self, simulation: Simulation, state: ServerState, metrics: Metrics) -> None:
         """Look at the round that a simulation has just done, if it was evaluated."""
