@@ -48,7 +48,7 @@ def test_a_run_is_known_by_its_settings_and_not_by_where_it_is_computed() -> Non
     elsewhere = replace(
         config,
         engine=replace(config.engine, device="cuda", precision="bf16"),
-        run=replace(config.run, checkpoint_every=7),
+        run=replace(config.run, checkpoint_every=7, false_alarms=0.0, log=("tensorboard",)),
     )
     assert identity(deciding_settings(elsewhere)) == identity(deciding_settings(config))
     for other in (
@@ -231,6 +231,7 @@ def test_a_damaged_file_of_records_is_refused(line: str, tmp_path: Path) -> None
         ("[[66.1, 1.5]]", "[]", "0 entries for 1 columns"),
         ('"one"', '"three"', "reference must be one of its rows"),
         ('preset = "digits"', "", "needs a preset, columns and rows"),
+        ("[rows.two]", '[rows."two, too"]', "none has one: rename it"),
         ("[0.1, 0.2]", "0.1", "needs a list of values"),
         ("[columns]", 'show = "best"\n[columns]', "show must be one of"),
         ("[columns]", "search_seeds = [9]\n[columns]", "must be some of its seeds"),

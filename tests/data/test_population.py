@@ -36,6 +36,24 @@ def test_groups_of_clients_share_no_image() -> None:
     assert not groups[0] & groups[1] and not groups[0] & groups[2] and not groups[1] & groups[2]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"path": "here"}, 'data.path = ""'),
+        ({"classes": 12}, "data.classes = 0"),
+        ({"shape": (8, 8)}, r"data.shape = \[\]"),
+        ({"mean": (0.5,), "std": (0.5,)}, r"data.mean = \[\] and data.std = \[\]"),
+    ],
+)
+@pytest.mark.parametrize("source", ["digits", "femnist"])
+def test_what_is_known_of_a_public_set_cannot_be_set(
+    source: str, change: dict[str, Any], said: str
+) -> None:
+    config = DataConfig(source=source, **change)
+    with pytest.raises(ConfigError, match=f"'{source}' is a public set, .* set {said}"):
+        load_population(config, Stream(0))
+
+
 def test_a_listing_tells_of_which_images_each_client_is_made() -> None:
     config = replace(DIGITS, classes_per_client=2, rotations=(0, 90), labeled_fraction=0.5)
     found, again = (load_population(config, Stream(3)) for _ in range(2))

@@ -210,6 +210,10 @@ def read_experiment(
     cells = []
     for row, entry in table["rows"].items():
         where = f"{name}.rows.{row}"
+        if "," in row:
+            raise ConfigError(
+                f"{where}: --rows has commas between rows, so none has one: rename it"
+            )
         _check_keys(as_table(entry, where), _ROW_KEYS, where)
         own = _seeds(entry.get("seeds", list(all_seeds)), f"{where}.seeds")[: seeds or None]
         cells += _row_cells(where, row, entry, table, own, search_seeds, engine)

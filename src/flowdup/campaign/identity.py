@@ -15,17 +15,23 @@ from flowdup.config import Config
 from flowdup.methods import METHODS, MethodConfig
 from flowdup.settings import Table, plain
 
+_BESIDE_TRAINING = ("checkpoint_every", "false_alarms", "log")
+
 
 def deciding_settings(config: Config) -> dict[str, Any]:
-    """All settings but where a run is computed (`engine`) and how often it is saved."""
-    table = {key: value for key, value in plain(config).items() if key != "engine"}
-    table["run"] = {k: v for k, v in table["run"].items() if k != "checkpoint_every"}
+    """All settings but where a run is computed (`engine`), and what `run` does beside training."""
+    return _deciding(plain(config))
+
+
+def _deciding(settings: Table) -> dict[str, Any]:
+    table = {key: value for key, value in settings.items() if key != "engine"}
+    table["run"] = {k: v for k, v in table.get("run", {}).items() if k not in _BESIDE_TRAINING}
     return table
 
 
 def distinct_settings(settings: Table) -> dict[str, Any]:
     """Those that are not today's defaults; the method's name always."""
-    return _differing(settings, _defaults())
+    return _differing(_deciding(settings), _defaults())
 
 
 def identity(settings: Table) -> str:

@@ -39,7 +39,8 @@ _LEAST = {
     "dirichlet": 0,
     "classes": 0,
 }
-_UNSET = {  # in TOML
+# settings for some sources alone, and what stands for "not set" in TOML
+_FOR_RECIPES = {
     "classes_per_client": "0",
     "dirichlet": "0.0",
     "rotations": "[]",
@@ -47,6 +48,7 @@ _UNSET = {  # in TOML
     "overlap": "false",
     "lazy": "false",
 }
+_FOR_OWN_CLIENTS = {"path": '""', "classes": "0", "shape": "[]", "mean": "[]", "std": "[]"}
 _LAZY_SHARE = 0.2  # of the images, that validation (or certify) clients have beside lazy ones
 
 
@@ -145,17 +147,24 @@ def register_source(name: str, load: Loader) -> None:
     LOADERS.register(name, load)
 
 
-def _refuse_simulation(config: DataConfig) -> None:
-    given = [f"data.{name} = {unset}" for name, unset in _UNSET.items() if getattr(config, name)]
+def _refuse(config: DataConfig, settings: Mapping[str, str], why: str) -> None:
+    given = [f"data.{name} = {unset}" for name, unset in settings.items() if getattr(config, name)]
     if given:
-        raise ConfigError(
-            f"data.source = '{config.source}' has clients of its own, which are not made by a "
-            f"recipe: set {' and '.join(given)}"
-        )
+        raise ConfigError(f"data.source = '{config.source}' {why}: set {' and '.join(given)}")
+
+
+def _refuse_recipe(config: DataConfig) -> None:
+    _refuse(config, _FOR_RECIPES, "has clients of its own, which are not made by a recipe")
+
+
+def _refuse_description(config: DataConfig) -> None:
+    why = "is a public set, whose inputs and classes are known and which lies in FLOWDUP_DATA"
+    _refuse(config, _FOR_OWN_CLIENTS, why)
 
 
 def _writers(source: Femnist, config: DataConfig, stream: Stream) -> Population:
-    _refuse_simulation(config)
+    _refuse_recipe(config)
+    _refuse_description(config)
     groups = _split(source.load(data_folder()), config, stream)
     spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
     return Population(spec, **groups)
@@ -163,6 +172,7 @@ def _writers(source: Femnist, config: DataConfig, stream: Stream) -> Population:
 
 def _simulated(source: ImageSet, config: DataConfig, stream: Stream) -> Population:
     """Test clients from the source's test images, the others from disjoint parts of the rest."""
+    _refuse_description(config)
     if config.lazy and not (config.overlap and config.train_clients):
         raise ConfigError(
             "data.lazy needs clients that may share points, and to know how many there are: set "
@@ -228,7 +238,7 @@ def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArr
 
 
 def _read_files(config: DataConfig, stream: Stream) -> Loaded:
-    _refuse_simulation(config)
+    _refuse_recipe(config)
     return read_clients(config)
 
 
