@@ -97,7 +97,7 @@ def test_a_reproduced_table_stands_beside_the_papers_and_can_be_stale(copy: Path
     table = load_experiment(str(copy / "experiments/paper-unlabeled-cnn.toml"))
     records = Records(copy / "results/runs.jsonl")
     for cell, better in zip(table.cells, range(8), strict=True):
-        for candidate in cell.candidates:
+        for candidate in table.decider(cell).candidates:
             records.add(record(candidate.runs[0].config, 50.0))
         for seed in (0, 1):
             config = cell.candidates[0].runs[seed].config

@@ -10,7 +10,8 @@ import pytest
 from records import record
 
 from flowdup.campaign import Records, collect, experiment_names, load_experiment, plan
-from flowdup.campaign.experiment import Experiment, read_experiment
+from flowdup.campaign.cells import Experiment
+from flowdup.campaign.experiment import read_experiment
 from flowdup.campaign.identity import deciding_settings, identity
 from flowdup.campaign.records import by_support
 from flowdup.campaign.selection import choose
@@ -108,7 +109,7 @@ def test_tables_share_the_runs_of_cells_that_are_the_same(monkeypatch: pytest.Mo
     nothing = Records(Path("nothing"))
     main, k = load_experiment("paper-cifar10-cnn"), load_experiment("paper-subspace-dimension")
     both, alone = plan([main, k], nothing).known, plan([main], nothing).known
-    assert len(both) - len(alone) == 3 * 4  # k = 10,000 is the main table's FLowDUP
+    assert len(both) == len(alone)  # settings are chosen there, and k = 10,000 is its FLowDUP
     questions = load_experiment("question-worst-decile")
     assert set(plan([questions], nothing).known) <= set(alone)
 
@@ -288,6 +289,38 @@ def test_a_row_may_be_like_one_of_another_file(tmp_path: Path) -> None:
     assert len(other.candidates) == 2
     (tmp_path / "more.toml").write_text(text.replace("small/two", "small/three"))
     with pytest.raises(ConfigError, match="has no row 'three'"):
+        load_experiment(str(tmp_path / "more.toml"))
+
+
+def test_a_row_may_have_what_another_table_chose(tmp_path: Path) -> None:
+    main = SMALL.replace("[columns]", 'search_column = "p = 0.5"\n[columns]')
+    (tmp_path / "small.toml").write_text(main)
+    head = SMALL[: SMALL.index("[rows.one]")].replace("0.5", "0.3")
+    text = head + '[rows.one]\nchosen = "small/one"\n[rows.other]\nchosen = "small/two"\n'
+    (tmp_path / "more.toml").write_text(text)
+    there, more = (load_experiment(str(tmp_path / f"{n}.toml")) for n in ("small", "more"))
+    searched, (own, _) = there.cells[0].candidates, more.cells
+    nothing = Records(Path("nothing"))
+    assert set(plan([more], nothing).known) == set(plan([there], nothing).known)  # 4 to be tried
+    records = Records(Path("nothing"), [record(searched[0].runs[0].config, 60.0)])
+    records.add(record(searched[1].runs[0].config, 61.0))
+    assert choose(more, own, records).candidate == own.candidates[1]
+    wanted = plan([more], records).missing
+    assert {own.candidates[1].runs[s].digest for s in (0, 1, 2)} <= set(wanted)
+    assert not {own.candidates[0].runs[s].digest for s in (0, 1, 2)} & set(wanted)
+    for change, to, clue in (
+        ('chosen = "small/one"', 'chosen = "small/one"\nlike = "small/two"', "in one of"),
+        ('chosen = "small/one"', "chosen = 7", "needs a text TABLE/ROW"),
+        ("small/two", "small/three", "has no row 'three'"),
+        ("[0, 1, 2]", "[7, 1, 2]", "has other search_seeds"),
+        ('"small/two"\n', '"small/two"\nsearch = { seed = [1, 2] }\n', "no search of its own"),
+    ):
+        (tmp_path / "more.toml").write_text(text.replace(change, to))
+        with pytest.raises(ConfigError, match=clue):
+            load_experiment(str(tmp_path / "more.toml"))
+    (tmp_path / "more.toml").write_text(text)
+    (tmp_path / "small.toml").write_text(SMALL)
+    with pytest.raises(ConfigError, match="that table needs a search_column"):
         load_experiment(str(tmp_path / "more.toml"))
 
 

@@ -4,7 +4,8 @@ An experiment (`experiment.py`) is a table of cells; each has settings to choose
 `plan` says what is missing, `run_campaign` does it, and `collect` makes the table of the records.
 """
 
-from flowdup.campaign.experiment import Experiment, experiment_names, load_experiment
+from flowdup.campaign.cells import Experiment
+from flowdup.campaign.experiment import experiment_names, load_experiment
 from flowdup.campaign.records import Records
 from flowdup.campaign.reproduce import Event, Request, reproduce
 from flowdup.campaign.results import collect, write_results

@@ -16,8 +16,9 @@
     paper = [[47.9, 0.1]]                  # mean and deviation in every column; []: not there
     seeds = [0, 1, 2, 3, 4]                # other seeds than the table's, where few say too little
 
-    [rows."FedAvg, k = 200"]
+    [rows."FedAvg with k = 200"]
     like = "other-table/FedAvg"            # settings and search of a row in a file beside this one
+    chosen = "other-table/FedAvg"          # or like it, with what was chosen there: no search here
 
 A cell's search is decided by the accuracy on validation clients with the seeds `search_seeds` (the
 first, if none are named); with `search_column`, in that column for the whole row.  Every row must
@@ -27,13 +28,12 @@ have equally many settings to choose from, or `unequal` must say why not.
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowdup.campaign.identity import deciding_settings, identity
-from flowdup.config import Config, load_table, merge, nest, override, read_config, read_toml
+from flowdup.campaign.cells import Candidate, Cell, Experiment, Run
+from flowdup.config import load_table, merge, nest, override, read_config, read_toml
 from flowdup.errors import ConfigError, shorten
 from flowdup.settings import Table, as_table, nearest
 
@@ -43,81 +43,9 @@ _KEYS = {
     **{"seeds": list, "search_seeds": list, "search_column": str, "support": list, "show": str},
     **{"embedding": dict, "settings": dict, "columns": dict, "rows": dict},
 }
-_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "like": str, "seeds": list}
+_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "seeds": list}
+_OTHER_ROW = ("like", "chosen")  # keys that name a row elsewhere
 _EMBEDDING_KEYS = {"row": str, "column": str, "by": str}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One configuration and its identity."""
-
-    config: Config
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the settings that decide what the run gives: its identity in records."""
-        return identity(deciding_settings(self.config))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One of the settings that a cell chooses from: a run for every seed."""
-
-    searched: dict[str, Any]  # by dotted names
-    runs: dict[int, Run]
-
-    @property
-    def label(self) -> str:
-        """What this candidate sets, for people."""
-        return ", ".join(f"{key} = {value}" for key, value in self.searched.items())
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: settings to choose from, and what the paper has."""
-
-    row: str
-    column: str
-    candidates: tuple[Candidate, ...]
-    seeds: tuple[int, ...]  # that its mean is over
-    paper: tuple[float, float] | None  # mean and deviation
-    embedded: str = ""  # the trait that colours the clients' embeddings, where they are kept
-
-    @property
-    def title(self) -> str:
-        """Row and column, for people."""
-        return f"{self.row}, {self.column}"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table of many runs, as a file in experiments/ describes it."""
-
-    name: str
-    title: str
-    paper: str
-    note: str
-    preset: str
-    reference: str
-    unequal: str
-    search_seeds: tuple[int, ...]
-    search_column: str  # that decides for all; empty: each for itself
-    support: tuple[int, ...]  # numbers of points that models are made from, too
-    show: str  # the measure of the short table
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
-    search: dict[str, dict[str, list[Any]]]  # by row
-    cells: tuple[Cell, ...]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """All that any cell has."""
-        return tuple(dict.fromkeys(seed for cell in self.cells for seed in cell.seeds))
-
-    def decider(self, cell: Cell) -> Cell:
-        """The cell of the same row whose search is decisive."""
-        column = self.search_column or cell.column
-        return next(c for c in self.cells if (c.row, c.column) == (cell.row, column))
 
 
 def experiment_names() -> dict[str, Path]:
@@ -157,27 +85,52 @@ def load_experiment(
                 f"'{shorten(text)}' would make another run of it: only engine.KEY=VALUE can be set "
                 "here, other settings belong into the table's file"
             )
-    table = dict(read_toml(path))
+    table, choosers = dict(read_toml(path)), {}
     if isinstance(table.get("rows"), dict):
-        table["rows"] = {row: _whole_row(row, e, path) for row, e in table["rows"].items()}
-    return read_experiment(path.stem, table, engine, seeds, rows)
+        entries = table["rows"]
+        table["rows"] = {row: _whole_row(row, entry, path) for row, entry in entries.items()}
+        choosers = {
+            row: _chooser(row, entry, path, engine)
+            for row, entry in entries.items()
+            if isinstance(entry, dict) and "chosen" in entry
+        }
+    found = read_experiment(path.stem, table, engine, seeds, rows)
+    if any(not {*found.search_seeds} <= {*cell.candidates[0].runs} for cell in choosers.values()):
+        raise ConfigError(f"{path} has other search_seeds than a table that chooses for it")
+    cells = tuple(replace(cell, chosen_by=choosers.get(cell.row)) for cell in found.cells)
+    return replace(found, cells=cells)
 
 
 def _whole_row(row: str, entry: Any, path: Path) -> Any:
     """A row with the settings and the search of the one that it is like."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("like"), str):
+    named = [key for key in _OTHER_ROW if key in entry] if isinstance(entry, dict) else []
+    if not named:
         return entry
-    name, _, other = entry["like"].partition("/")
+    if len(named) > 1 or not isinstance(entry[named[0]], str):
+        raise ConfigError(f"row '{row}' of {path} needs a text TABLE/ROW in one of {_OTHER_ROW}")
+    name, _, other = entry[named[0]].partition("/")
     file = path.with_name(f"{name}.toml")
     found = read_toml(file).get("rows", {}).get(other)
-    if not isinstance(found, dict) or "like" in found:
+    if not isinstance(found, dict) or {*_OTHER_ROW} & {*found}:
         raise ConfigError(
-            f"row '{row}' of {path} is like '{entry['like']}', but {file} has no row '{other}' "
+            f"row '{row}' of {path} is like '{entry[named[0]]}', but {file} has no row '{other}' "
             "that is like no other: give TABLE/ROW"
         )
     settings = merge(found.get("settings", {}), entry.get("settings", {}))
     whole = {"search": found.get("search", {})} | entry | {"settings": settings}
-    return {key: value for key, value in whole.items() if key != "like"}
+    return {key: value for key, value in whole.items() if key not in _OTHER_ROW}
+
+
+def _chooser(row: str, entry: Table, path: Path, engine: Sequence[str]) -> Cell:
+    """The cell of another table that chooses for a row of this one."""
+    name, _, other = entry["chosen"].partition("/")
+    there = load_experiment(str(path.with_name(f"{name}.toml")), engine, rows=other)
+    if not there.search_column or "search" in entry:
+        raise ConfigError(
+            f"row '{row}' of {path} has what '{entry['chosen']}' chose: that table needs a "
+            "search_column, and this row no search of its own"
+        )
+    return there.decider(there.cells[0])
 
 
 def read_experiment(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flowdup.campaign.experiment import Run
+from flowdup.campaign.cells import Run
 from flowdup.campaign.identity import deciding_settings, identity
 from flowdup.config import Config
 from flowdup.data import load_population

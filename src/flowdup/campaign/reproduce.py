@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowdup.campaign.experiment import Experiment, experiment_names, load_experiment
+from flowdup.campaign.cells import Experiment
+from flowdup.campaign.experiment import experiment_names, load_experiment
 from flowdup.campaign.records import Records
 from flowdup.campaign.results import write_results
 from flowdup.campaign.schedule import Progress, plan, run_campaign

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowdup.campaign.experiment import Cell, Experiment
+from flowdup.campaign.cells import Cell, Experiment
 from flowdup.campaign.identity import distinct_settings
 from flowdup.campaign.records import Record, Records, accuracies, by_support
 from flowdup.campaign.selection import choose

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowdup.campaign.experiment import Experiment, Run
+from flowdup.campaign.cells import Experiment, Run
 from flowdup.campaign.records import (
     Record,
     Records,
@@ -79,10 +79,13 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
     for experiment in experiments:
         for cell in experiment.cells:
             choice = choose(experiment, cell, records)
-            if len(cell.candidates) > 1 and experiment.decider(cell) is cell:
-                for candidate in cell.candidates:
+            decider = experiment.decider(cell)
+            if len(cell.candidates) > 1 and (decider is cell or cell.chosen_by):
+                for candidate in decider.candidates:
                     for turn, seed in enumerate(experiment.search_seeds):
-                        title = f"{experiment.name}: {cell.title}, {candidate.label}, seed {seed}"
+                        title = (
+                            f"{experiment.name}: {decider.title}, {candidate.label}, seed {seed}"
+                        )
                         need = Need(title, candidate.runs[seed], False)
                         turns.setdefault(turn, []).append(need)
             if choice.candidate is None:

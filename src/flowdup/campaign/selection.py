@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowdup.campaign.experiment import Candidate, Cell, Experiment
+from flowdup.campaign.cells import Candidate, Cell, Experiment
 from flowdup.campaign.records import Records
 
 

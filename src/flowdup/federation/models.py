@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowdup.data.clients import ClientData
+from flowdup.data.data_config import DataConfig
 from flowdup.data.given_clients import read_given_clients
-from flowdup.data.population import DataConfig
 from flowdup.errors import CheckpointError
 from flowdup.federation.folder import read_json
 from flowdup.federation.kit import Kit
