@@ -10,6 +10,7 @@ from layout import Results, bold, grid, spread, tenths
 Cell = dict[str, Any]
 MAIN = {  # what README shows, in its words
     "paper-cifar10-cnn": "CIFAR-10",
+    "paper-cifar10-resnet18": "CIFAR-10, ResNet18",
     "paper-rotated-fashion-mnist": "rotated Fashion-MNIST",
     "paper-rotated-mnist": "rotated MNIST",
     "paper-femnist": "FEMNIST",
