@@ -1,7 +1,6 @@
 """A configuration made ready to run: clients, method, engine, and the rounds that they give."""
 
 import logging
-import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from flowdup.accelerate.host_scalars import HostScalars
 from flowdup.calibration import MOVES, calibrate, uncorrected
@@ -21,7 +19,7 @@ from flowdup.cost import Cost, measure
 from flowdup.data import ClientData, LazyClients, Population, load_population
 from flowdup.devices import one_core
 from flowdup.engines import Engine, Roster, build_engine
-from flowdup.errors import CheckpointError, ConfigError, TrainingError
+from flowdup.errors import CheckpointError, ConfigError
 from flowdup.evaluation import Summary, accuracy_summary, summarize, transductive_logits
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import METHODS, Method, MethodContext, Params
@@ -32,6 +30,7 @@ from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
 from flowdup.run.remote import RemotePopulation, RemoteStage
+from flowdup.run.round_metrics import numbers_of, round_metrics
 from flowdup.run.start import load_prior, load_start
 from flowdup.server import (
     BestRound,
@@ -201,12 +200,12 @@ class Simulation:
                 latest = next_round(config.server, self.method, self.engine, state, self.stream)
             if self.is_private and isinstance(self.population, RemotePopulation):
                 latest = replace(latest, state=_counted(self.population, latest.state))
-            waiting.append((latest, HostScalars(_numbers(latest) | _magnitudes(latest.state))))
+            waiting.append((latest, HostScalars(numbers_of(latest))))
             state = latest.state
             due = state.round % config.run.evaluate_every == 0 or state.round == last
             while waiting and (due or len(waiting) > ahead):
                 result, numbers = waiting.popleft()
-                metrics = _metrics(result, numbers.read())
+                metrics = round_metrics(result, numbers.read())
                 if isinstance(self.population, RemotePopulation):
                     metrics |= self.population.traffic()
                 if self.is_private:
@@ -295,46 +294,3 @@ def _counted(population: RemotePopulation, state: ServerState) -> ServerState:
     for other in population.note_release(state.round, state.psi, latest):
         released = after_round(released, other.noise, other.parts)
     return replace(state, released=released)
-
-
-def _numbers(result: Round) -> Params:
-    """The loss, and what was broadcast, as far as it is single numbers."""
-    return {"loss": result.loss} | {n: t for n, t in result.broadcast.items() if t.ndim == 0}
-
-
-def _magnitudes(state: ServerState) -> Params:
-    """Sums of all magnitudes: not finite where one number is not.
-
-    A method's own state may have infinite numbers: a lowest loss, before the first.
-    """
-    groups = {"psi": state.psi, "the server optimizer's state": state.optimizer}
-    return {n: get_total_norm([*g.values()], norm_type=1.0) for n, g in groups.items() if g}
-
-
-def _metrics(result: Round, numbers: dict[str, float]) -> Metrics:
-    finite = {n: number if math.isfinite(number) else None for n, number in numbers.items()}
-    diverged = [n for n, number in finite.items() if number is None and n not in result.broadcast]
-    if diverged:
-        raise TrainingError(
-            f"training diverged in round {result.state.round}, {diverged[0]} is not finite: lower "
-            "client.optimizer.lr or server.optimizer.lr"
-        )
-    return {
-        "round": result.state.round,
-        **{name: finite[name] for name in _numbers(result)},
-        "padding": round(result.padding, 4),
-        **_guard_metrics(result),
-    }
-
-
-def _guard_metrics(result: Round) -> Metrics:
-    """Who was refused and why, by client id, where replies are looked at one by one."""
-    if not result.guard:
-        return {}
-    refused = {str(result.cohort.get(r.member, -1)): r.reason for r in result.guard.refused}
-    return {
-        "update_norm": result.guard.norm,
-        "clipped": result.guard.clipped,
-        "refused": len(result.guard.refused),
-        **({"refused_clients": refused} if refused else {}),
-    }

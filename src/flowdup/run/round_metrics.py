@@ -1,0 +1,62 @@
+"""What is told of a round: loss, broadcast numbers, who was refused, whether it diverged."""
+
+import math
+
+from torch.nn.utils import get_total_norm
+
+from flowdup.errors import TrainingError
+from flowdup.methods import Params
+from flowdup.run.folder import Metrics
+from flowdup.server import Round, ServerState
+
+
+def numbers_of(result: Round) -> Params:
+    """Single numbers, still where they were computed: what is told, and whether all is finite."""
+    return _told(result) | _magnitudes(result.state)
+
+
+def _told(result: Round) -> Params:
+    """The loss, and what was broadcast, as far as it is single numbers."""
+    return {"loss": result.loss} | {n: t for n, t in result.broadcast.items() if t.ndim == 0}
+
+
+def _magnitudes(state: ServerState) -> Params:
+    """Sums of all magnitudes: not finite where one number is not.
+
+    A method's own state may have infinite numbers: a lowest loss, before the first.
+    """
+    groups = {"psi": state.psi, "the server optimizer's state": state.optimizer}
+    return {n: get_total_norm([*g.values()], norm_type=1.0) for n, g in groups.items() if g}
+
+
+def round_metrics(result: Round, numbers: dict[str, float]) -> Metrics:
+    """What metrics.jsonl says of a round, by the values of `numbers_of`.
+
+    TrainingError where one is not finite that must be.
+    """
+    finite = {n: number if math.isfinite(number) else None for n, number in numbers.items()}
+    diverged = [n for n, number in finite.items() if number is None and n not in result.broadcast]
+    if diverged:
+        raise TrainingError(
+            f"training diverged in round {result.state.round}, {diverged[0]} is not finite: lower "
+            "client.optimizer.lr or server.optimizer.lr"
+        )
+    return {
+        "round": result.state.round,
+        **{name: finite[name] for name in _told(result)},
+        "padding": round(result.padding, 4),
+        **_guard_metrics(result),
+    }
+
+
+def _guard_metrics(result: Round) -> Metrics:
+    """Who was refused and why, by client id, where replies are looked at one by one."""
+    if not result.guard:
+        return {}
+    refused = {str(result.cohort.get(r.member, -1)): r.reason for r in result.guard.refused}
+    return {
+        "update_norm": result.guard.norm,
+        "clipped": result.guard.clipped,
+        "refused": len(result.guard.refused),
+        **({"refused_clients": refused} if refused else {}),
+    }
