@@ -319,7 +319,7 @@ def test_a_teacher_that_is_unsure_gives_no_label() -> None:
     assert (found[::2] >= 0).tolist() == (probability[::2] >= middle).tolist()
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.25])
 @pytest.mark.parametrize("prior", [True, False])
 def test_a_teacher_that_knows_nothing_yet_gives_no_label(threshold: float, prior: bool) -> None:
     x, y, present = half_labeled()

@@ -85,20 +85,19 @@ def load_experiment(
                 f"'{shorten(text)}' would make another run of it: only engine.KEY=VALUE can be set "
                 "here, other settings belong into the table's file"
             )
-    table, choosers = dict(read_toml(path)), {}
-    if isinstance(table.get("rows"), dict):
-        entries = table["rows"]
-        table["rows"] = {row: _whole_row(row, entry, path) for row, entry in entries.items()}
-        choosers = {
-            row: _chooser(row, entry, path, engine)
-            for row, entry in entries.items()
-            if isinstance(entry, dict) and "chosen" in entry
-        }
+    table = dict(read_toml(path))
+    entries = table.get("rows")
+    if not isinstance(entries, dict):
+        return read_experiment(path.stem, table, engine, seeds, rows)
+    table["rows"] = {row: _whole_row(row, entry, path) for row, entry in entries.items()}
     found = read_experiment(path.stem, table, engine, seeds, rows)
-    if any(not {*found.search_seeds} <= {*cell.candidates[0].runs} for cell in choosers.values()):
-        raise ConfigError(f"{path} has other search_seeds than a table that chooses for it")
-    cells = tuple(replace(cell, chosen_by=choosers.get(cell.row)) for cell in found.cells)
-    return replace(found, cells=cells)
+    choosers = {
+        row: _chooser(row, entries[row], path, engine, found.search_seeds)
+        for row in found.rows
+        if "chosen" in entries[row]
+    }
+    cells = (replace(cell, chosen_by=choosers.get(cell.row)) for cell in found.cells)
+    return replace(found, cells=tuple(cells))
 
 
 def _whole_row(row: str, entry: Any, path: Path) -> Any:
@@ -121,14 +120,16 @@ def _whole_row(row: str, entry: Any, path: Path) -> Any:
     return {key: value for key, value in whole.items() if key not in _OTHER_ROW}
 
 
-def _chooser(row: str, entry: Table, path: Path, engine: Sequence[str]) -> Cell:
+def _chooser(
+    row: str, entry: Table, path: Path, engine: Sequence[str], seeds: tuple[int, ...]
+) -> Cell:
     """The cell of another table that chooses for a row of this one."""
     name, _, other = entry["chosen"].partition("/")
     there = load_experiment(str(path.with_name(f"{name}.toml")), engine, rows=other)
-    if not there.search_column or "search" in entry:
+    if not there.search_column or there.search_seeds != seeds or "search" in entry:
         raise ConfigError(
             f"row '{row}' of {path} has what '{entry['chosen']}' chose: that table needs a "
-            "search_column, and this row no search of its own"
+            "search_column and the same search_seeds, and this row no search of its own"
         )
     return there.decider(there.cells[0])
 

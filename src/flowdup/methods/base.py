@@ -144,7 +144,7 @@ def log_label_shares(batch: Batch, logits: Tensor) -> Tensor:
 
 
 def sum_entropy(logits: Tensor, present: Tensor) -> Tensor:
-    """Of the predictions for the present [n] points, by their logits [n, classes]."""
+    """Sum of the entropies of predictions for the present [n] points, from logits [n, classes]."""
     log_p = log_softmax(logits, dim=1)
     return -(log_p.exp() * log_p).sum(1) @ present
 

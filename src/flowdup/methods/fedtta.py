@@ -9,7 +9,8 @@ learned loss of ARM (Zhang et al. 2021) trained by FedAvg.
 
 The gradient of L by (theta, phi) goes through the inner step, so it is of second order; the inner
 step and L use the same batch.  A new client takes the inner step on its unlabeled data, averaged
-over batches; m grows with the square root of a batch, so these have the size of training.
+over batches; m grows with the square root of a batch, so these have the size of training.  Beware:
+they are cut in the order of X, so give it in a random one, as evaluation does.
 
 Sent per client and round: theta and phi down and their updates up, 4 (d + d_g) bytes each, d_g =
 2,497 for 10 classes and 4,161 for 62.  Only labeled clients train.

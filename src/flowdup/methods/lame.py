@@ -56,14 +56,14 @@ class LAMEConfig:
 
 
 class Points(NamedTuple):
-    """Of a set, what a model says of its points."""
+    """Predictions for the points of a set, and features."""
 
     log_p: Tensor  # [n, classes]
     features: Tensor  # [n, width], of length 1
 
 
 class Neighbors(NamedTuple):
-    """Of every point, those that count."""
+    """The nearest points of every point, and which of them count."""
 
     rows: Tensor  # [m, k + 1], of the support
     weight: Tensor  # [m, k + 1], 1 or 0

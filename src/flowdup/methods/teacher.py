@@ -5,7 +5,7 @@ where the server keeps one, calibrated where validation clients calibrate it (`c
 Before a client takes its steps, with teacher T and class shares q by EM (`prior.py`) on all of its
 points without a label, as they are, not augmented,
 
-    y(x) = argmax of T(x) + log q,  if its probability is at least `threshold`
+    y(x) = argmax of T(x) + log q,  if its probability is at least `threshold`, and above chance
 
 At first T is the model that the stage began from; without one it knows nothing for `warm_up`
 rounds, and no point is labeled.

@@ -79,10 +79,11 @@ def check_settings(folder: RunFolder, new: Config, where: str = "the settings gi
 
 
 def _free_settings(config: Config) -> tuple[str, ...]:
-    """Beginnings of the names of settings that decide nothing of what a run has yet to learn.
+    """Beginnings of the names of settings that may differ from those that a run was started with.
 
     A correction is fitted at every evaluation, and a teacher may know it; of several stages,
-    evaluations decide which round the next one begins from.
+    evaluations decide which round the next one begins from.  A longer run goes on from what the
+    last evaluation fitted.
     """
     corrected = any(stage.method.common.correction != "none" for stage in config.stages)
     free = [*_MAY_DIFFER]

@@ -250,9 +250,10 @@ def _kept(folder: RunFolder, simulation: Simulation, state: ServerState) -> Serv
         best = simulation.load_state(folder.best)
         if (best.stage, best.round) == (state.stage, state.best.round):
             return best
+    instead = "" if simulation.config.before else ", or go on with run.keep = 'last'"
     raise CheckpointError(
         f"{folder.best} does not hold round {state.best.round}, the best so far: restore it from a "
-        "copy, or go on with run.keep = 'last'"
+        f"copy{instead}"
     )
 
 
