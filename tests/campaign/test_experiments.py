@@ -312,7 +312,11 @@ def test_a_row_may_have_what_another_table_chose(tmp_path: Path) -> None:
     assert {own.candidates[1].runs[s].digest for s in (0, 1, 2)} <= set(wanted)
     assert not {own.candidates[0].runs[s].digest for s in (0, 1, 2)} & set(wanted)
     for change, to, clue in (
-        ('chosen = "small/one"', 'chosen = "small/one"\nlike = "small/two"', "in one of"),
+        (
+            'chosen = "small/one"',
+            'chosen = "small/one"\nlike = "small/two"',
+            "as 'like' or as 'chosen'",
+        ),
         ('chosen = "small/one"', "chosen = 7", "needs a text TABLE/ROW"),
         ("small/two", "small/three", "has no row 'three'"),
         ("[0, 1, 2]", "[1, 0, 2]", "and the same search_seeds"),

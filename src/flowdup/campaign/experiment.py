@@ -106,7 +106,7 @@ def _whole_row(row: str, entry: Any, path: Path) -> Any:
     if not named:
         return entry
     if len(named) > 1 or not isinstance(entry[named[0]], str):
-        raise ConfigError(f"row '{row}' of {path} needs a text TABLE/ROW in one of {_OTHER_ROW}")
+        raise ConfigError(f"row '{row}' of {path} needs a text TABLE/ROW, as 'like' or as 'chosen'")
     name, _, other = entry[named[0]].partition("/")
     file = path.with_name(f"{name}.toml")
     found = read_toml(file).get("rows", {}).get(other)
