@@ -10,7 +10,7 @@ from flowdup.accelerate.convolution import ClientConv2d
 from flowdup.accelerate.layers import for_clients
 from flowdup.accelerate.normalization import ClientGroupNorm
 from flowdup.accelerate.pooling import ClientMaxPool2d, ClientMean2d
-from flowdup.data.clients import InputSpec
+from flowdup.data.input_spec import InputSpec
 from flowdup.errors import ConfigError
 from flowdup.methods import MethodContext
 from flowdup.models import Network, build_network, register_model

@@ -10,7 +10,8 @@ from small import METHODS, SPEC, client, population
 
 import flowdup
 from flowdup.config import Config, read_config
-from flowdup.data.clients import ClientData, InputSpec, Population
+from flowdup.data.clients import ClientData, Population
+from flowdup.data.input_spec import InputSpec
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.methods import MethodConfig, MethodContext
 from flowdup.personalize import PersonalModel

@@ -6,7 +6,8 @@ import torch
 
 from flowdup.batches import batch_plan, cap_batch_size, local_batches
 from flowdup.client import ClientConfig, ClientUpdate
-from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.clients import ClientData
+from flowdup.data.input_spec import InputSpec
 from flowdup.messages import Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream

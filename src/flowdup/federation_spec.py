@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowdup.data.clients import InputSpec
+from flowdup.data.input_spec import InputSpec
 from flowdup.errors import CheckpointError
 from flowdup.methods import Method, MethodConfig
 from flowdup.random import ZeroStream

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flowdup.batches import batch_plan, local_batches
-from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.clients import ClientData
+from flowdup.data.input_spec import InputSpec
 from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
 from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights

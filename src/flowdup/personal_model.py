@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.certificate.stored import read_thresholds
-from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.clients import ClientData
+from flowdup.data.input_spec import InputSpec
 from flowdup.data.tensors import as_tensor
 from flowdup.errors import (
     CertificateError,

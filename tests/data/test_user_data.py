@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from flowdup.data.clients import InputSpec
+from flowdup.data.input_spec import InputSpec
 from flowdup.data.user_data import read_folder, read_inputs, read_table
 from flowdup.errors import DataError
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowdup.data.arrow_files import is_csv, read_arrow
 from flowdup.data.client_groups import Unnamed
 from flowdup.data.image_files import ImageReader
-from flowdup.data.tables import ClientTable, is_csv, read_arrow
+from flowdup.data.tables import ClientTable
 from flowdup.data.tensors import listed
 from flowdup.errors import DataError
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from flowdup.data.client_groups import Clients, name_classes
-from flowdup.data.clients import ClientData, InputSpec
+from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
 from flowdup.data.image_files import ImageReader, find_images, read_image_client
+from flowdup.data.input_spec import InputSpec
 from flowdup.data.inspection import find_source
 from flowdup.data.population import read_clients
 from flowdup.data.tensors import listed

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from flowdup.data.class_names import CLASSES_ONLY, RANGES
 from flowdup.data.client_groups import Clients
-from flowdup.data.clients import ClientData, InputSpec, Population, check_names
+from flowdup.data.clients import ClientData, Population
 from flowdup.data.data_config import MEMORY, DataConfig, refuse_description, refuse_recipe
 from flowdup.data.femnist import Femnist
 from flowdup.data.images import ImageSet
+from flowdup.data.input_spec import InputSpec, check_names
 from flowdup.data.labels import hide_labels
 from flowdup.data.lazy import lazy_clients
 from flowdup.data.partition import Recipe, make_clients

@@ -9,7 +9,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from flowdup.data.clients import ClientData, InputSpec, LazyClients
+from flowdup.data.clients import ClientData, LazyClients
+from flowdup.data.input_spec import InputSpec
 from flowdup.errors import DataError
 
 _LOG = logging.getLogger(__name__)

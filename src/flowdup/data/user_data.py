@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowdup.data.arrow_files import is_csv, read_arrow
 from flowdup.data.class_names import CLASSES_ONLY, RANGES
 from flowdup.data.client_groups import Clients, Unnamed, find_groups, name_classes
 from flowdup.data.clients import ClientData
@@ -27,7 +28,7 @@ from flowdup.data.image_files import (
     with_equal_channels,
 )
 from flowdup.data.numpy_files import read_arrays
-from flowdup.data.tables import ClientTable, is_csv, read_arrow
+from flowdup.data.tables import ClientTable
 from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client
 from flowdup.data.tensors import as_inputs, listed
 from flowdup.errors import DataError

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from flowdup.data.clients import InputSpec
+from flowdup.data.input_spec import InputSpec
 from flowdup.errors import ConfigError
 
 OPSET = 20  # that onnxruntime 1.17 and onnxruntime-web 1.17 know, and all later ones

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flowdup.config import Config
-from flowdup.data.clients import InputSpec, check_names
+from flowdup.data.input_spec import InputSpec, check_names
 from flowdup.data.sources import SOURCES
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.errors import ConfigError, DataError, FederationError

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import torch
 
-from flowdup.data.clients import InputSpec
+from flowdup.data.input_spec import InputSpec
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import Hypernetwork, HypernetworkConfig
 from flowdup.memory import check_memory
