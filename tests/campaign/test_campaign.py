@@ -203,6 +203,20 @@ def test_a_full_gpu_is_no_outcome_of_a_run(tmp_path: Path, engine: str) -> None:
     assert (greedy["failed"], greedy["seeds"], whole["seeds"]) == ({}, [], [0])
 
 
+def test_columns_alone_are_run_with_what_another_column_chooses(tmp_path: Path) -> None:
+    half = "all = {}\nhalf = { data = { labeled_fraction = 0.5 } }\n[rows.FLowDUP]\n"
+    text = TABLE.replace("all = {}\n[rows.FLowDUP]\n", half).replace("paper = [[66.1, 1.5]]", "")
+    (tmp_path / "tiny.toml").write_text(f'search_column = "all"\n{text}')
+    chosen = [f"tiny: FedAvg, all, client.optimizer.lr = {lr}, seed 0" for lr in (0.01, 0.1)]
+    events = told(tmp_path, rows="FedAvg", columns="half", seeds=1)
+    assert sorted(titles(events)[:2]) == chosen
+    assert titles(events)[2:] == ["tiny: FedAvg, half, seed 0"]
+    done = {c["column"]: c for c in json.loads((tmp_path / "tiny.json").read_bytes())["cells"][2:]}
+    assert (done["half"]["seeds"], done["all"]["seeds"]) == ([0], [])
+    best = max(done["half"]["tried"], key=lambda entry: entry["validation"])
+    assert done["half"]["searched"] == best["settings"]
+
+
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TABLE)
     events = told(tmp_path, seconds=1e-6, jobs=1)
@@ -221,6 +235,7 @@ def test_the_command_tells_its_plan_and_refuses_in_a_sentence(tmp_path: Path) ->
     for word, clue in (
         ("--set=server.rounds=2", "only engine.KEY=VALUE"),
         ("--rows=Fedavg", "did you mean 'FedAvg'"),
+        ("--columns=al", "no column is called 'al' (did you mean 'all'?)"),
         ("--merge=nothing.jsonl", "there is no file nothing.jsonl"),
     ):
         assert clue in str(CliRunner().invoke(app, [*words, word]).exception)

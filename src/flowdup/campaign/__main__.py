@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=default.seconds)
     parser.add_argument("--seeds", type=int, default=default.seeds)
     parser.add_argument("--rows", default=default.rows)
+    parser.add_argument("--columns", default=default.columns)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--work", type=Path, default=default.work)
     parser.add_argument("--records", type=Path, default=default.records)

@@ -1,6 +1,7 @@
 """What a table consists of: cells, the settings that each may choose from, and their runs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -82,3 +83,13 @@ class Experiment:
             return cell.chosen_by
         column = self.search_column or cell.column
         return next(c for c in self.cells if (c.row, c.column) == (cell.row, column))
+
+    def narrowed(self, columns: Sequence[str]) -> "Experiment":
+        """These columns alone; their settings are chosen where they were."""
+        cells = [
+            cell if (decider := self.decider(cell)) is cell else replace(cell, chosen_by=decider)
+            for cell in self.cells
+            if cell.column in columns
+        ]
+        names = tuple(column for column in self.columns if column in columns)
+        return replace(self, columns=names, cells=tuple(cells))

@@ -162,12 +162,15 @@ def read_experiment(
             f"{name}.reference must be one of its rows {', '.join(known)}, not '{reference}'"
         )
     cells = []
+    for kind in ("rows", "columns"):
+        for title in table[kind]:
+            if "," in title:
+                raise ConfigError(
+                    f"{name}.{kind}.{title}: --{kind} has commas between {kind}, so none has one: "
+                    "rename it"
+                )
     for row, entry in table["rows"].items():
         where = f"{name}.rows.{row}"
-        if "," in row:
-            raise ConfigError(
-                f"{where}: --rows has commas between rows, so none has one: rename it"
-            )
         _check_keys(as_table(entry, where), _ROW_KEYS, where)
         own = _seeds(entry.get("seeds", list(all_seeds)), f"{where}.seeds")[: seeds or None]
         cells += _row_cells(where, row, entry, table, own, search_seeds, engine)

@@ -26,6 +26,7 @@ class Request:
     seconds: float = 0.0  # 0: until all is done
     seeds: int = 0  # so many of the first; 0: all
     rows: str = ""  # names with commas between; empty: all
+    columns: str = ""  # the same of columns
     settings: Sequence[str] = ()  # engine.KEY=VALUE
     work: Path = Path("runs/campaign")  # the run folders
     records: Path = Path("results/runs.jsonl")
@@ -95,14 +96,25 @@ def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:
             raise ConfigError(f"--{option} cannot be below 0")
     chosen = [load_experiment(n, request.settings, request.seeds, request.rows) for n in names]
     whole = [load_experiment(name) for name in names]
-    known = list(dict.fromkeys(row for experiment in whole for row in experiment.rows))
-    for word in request.rows.split(",") if request.rows else []:
-        if word.strip() not in known:
-            raise ConfigError(
-                f"no row is called '{shorten(word.strip())}'{nearest(word.strip(), known)}: use "
-                f"some of {', '.join(known)}"
-            )
+    _check_titles("row", request.rows, [row for table in whole for row in table.rows])
+    columns = _check_titles(
+        "column", request.columns, [c for table in whole for c in table.columns]
+    )
+    if columns:
+        chosen = [experiment.narrowed(columns) for experiment in chosen]
     return whole, chosen
+
+
+def _check_titles(what: str, given: str, known: Sequence[str]) -> list[str]:
+    """Those that an option names with commas between; ConfigError if no table has one."""
+    titles = [word.strip() for word in given.split(",")] if given else []
+    for title in titles:
+        if title not in known:
+            raise ConfigError(
+                f"no {what} is called '{shorten(title)}'{nearest(title, list(known))}: use some of "
+                f"{', '.join(dict.fromkeys(known))}"
+            )
+    return titles
 
 
 def _planned(experiment: Experiment, records: Records) -> Event:
