@@ -44,7 +44,7 @@ class Cell:
     seeds: tuple[int, ...]  # that its mean is over
     paper: tuple[float, float] | None  # mean and deviation
     embedded: str = ""  # the trait that colours the clients' embeddings, where they are kept
-    chosen_by: "Cell | None" = None  # one of another table, with as many settings to choose from
+    chosen_by: "Cell | None" = None  # another, with as many settings to choose from, that decides
 
     @property
     def title(self) -> str:
@@ -78,7 +78,7 @@ class Experiment:
         return tuple(dict.fromkeys(seed for cell in self.cells for seed in cell.seeds))
 
     def decider(self, cell: Cell) -> Cell:
-        """The cell whose search is decisive: of the same row, or of another table."""
+        """The cell whose search is decisive."""
         if cell.chosen_by:
             return cell.chosen_by
         column = self.search_column or cell.column

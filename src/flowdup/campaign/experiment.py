@@ -141,6 +141,12 @@ def read_experiment(
     _check_keys(table, _KEYS, name)
     if not table.get("rows") or not table.get("columns") or "preset" not in table:
         raise ConfigError(f"table '{name}' needs a preset, columns and rows")
+    for kind in ("rows", "columns"):
+        if comma := [title for title in table[kind] if "," in title]:
+            raise ConfigError(
+                f"{name}.{kind}.{comma[0]}: --{kind} has commas between {kind}, so none has one: "
+                "rename it"
+            )
     all_seeds = _seeds(table.get("seeds", [0, 1, 2]), f"{name}.seeds")
     search_seeds = _seeds(table.get("search_seeds", [all_seeds[0]]), f"{name}.search_seeds")
     if not set(search_seeds) <= set(all_seeds):
@@ -162,13 +168,6 @@ def read_experiment(
             f"{name}.reference must be one of its rows {', '.join(known)}, not '{reference}'"
         )
     cells = []
-    for kind in ("rows", "columns"):
-        for title in table[kind]:
-            if "," in title:
-                raise ConfigError(
-                    f"{name}.{kind}.{title}: --{kind} has commas between {kind}, so none has one: "
-                    "rename it"
-                )
     for row, entry in table["rows"].items():
         where = f"{name}.rows.{row}"
         _check_keys(as_table(entry, where), _ROW_KEYS, where)

@@ -96,16 +96,14 @@ def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:
             raise ConfigError(f"--{option} cannot be below 0")
     chosen = [load_experiment(n, request.settings, request.seeds, request.rows) for n in names]
     whole = [load_experiment(name) for name in names]
-    _check_titles("row", request.rows, [row for table in whole for row in table.rows])
-    columns = _check_titles(
-        "column", request.columns, [c for table in whole for c in table.columns]
-    )
+    _titles("row", request.rows, [row for table in whole for row in table.rows])
+    columns = _titles("column", request.columns, [c for table in whole for c in table.columns])
     if columns:
         chosen = [experiment.narrowed(columns) for experiment in chosen]
     return whole, chosen
 
 
-def _check_titles(what: str, given: str, known: Sequence[str]) -> list[str]:
+def _titles(what: str, given: str, known: Sequence[str]) -> list[str]:
     """Those that an option names with commas between; ConfigError if no table has one."""
     titles = [word.strip() for word in given.split(",")] if given else []
     for title in titles:
