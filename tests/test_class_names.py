@@ -17,7 +17,7 @@ import flowdup
 from flowdup.cli import app
 from flowdup.config import Config, read_config
 from flowdup.data import ClientData, DataConfig, InputSpec, Population, load_population
-from flowdup.data.population import LOADERS
+from flowdup.data.loading import LOADERS
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.models import build_network
 from flowdup.random import Stream

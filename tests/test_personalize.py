@@ -10,8 +10,9 @@ from small import METHODS, SPEC, client, population
 
 import flowdup
 from flowdup.config import Config, read_config
-from flowdup.data.clients import ClientData, Population
+from flowdup.data.clients import ClientData
 from flowdup.data.input_spec import InputSpec
+from flowdup.data.population import Population
 from flowdup.errors import CheckpointError, ConfigError, DataError, FlowdupError
 from flowdup.methods import MethodConfig, MethodContext
 from flowdup.personalize import PersonalModel

@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 from flowdup import evaluate_model, evaluate_run, load, load_model
 from flowdup.config import read_config
 from flowdup.data import ClientData, Population, register_source
-from flowdup.data.population import LOADERS
+from flowdup.data.loading import LOADERS
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.run import train_run
 

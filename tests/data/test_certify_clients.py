@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flowdup.data import ClientData, DataConfig, load_population
-from flowdup.data.clients import Population
-from flowdup.data.population import LOADERS, register_source
+from flowdup.data.loading import LOADERS, register_source
+from flowdup.data.population import Population
 from flowdup.errors import ConfigError
 from flowdup.random import Stream
 

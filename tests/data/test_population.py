@@ -14,7 +14,7 @@ import torch
 from flowdup.config import read_config
 from flowdup.data import ClientData, DataConfig, InputSpec, load_population
 from flowdup.data.images import Images
-from flowdup.data.population import LOADERS, register_source
+from flowdup.data.loading import LOADERS, register_source
 from flowdup.data.sources import SOURCES
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream

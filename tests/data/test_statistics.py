@@ -15,7 +15,7 @@ from small import client
 
 import flowdup
 from flowdup.data import ClientData, DataConfig, InputSpec, LazyClients, Population, load_population
-from flowdup.data.population import LOADERS
+from flowdup.data.loading import LOADERS
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream

@@ -12,7 +12,7 @@ from flowdup.data.data_config import DataConfig
 from flowdup.data.image_files import ImageReader, find_images, read_image_client
 from flowdup.data.input_spec import InputSpec
 from flowdup.data.inspection import find_source
-from flowdup.data.population import read_clients
+from flowdup.data.loading import read_clients
 from flowdup.data.tensors import listed
 from flowdup.data.user_data import read_client_file, with_channels
 from flowdup.errors import ConfigError, DataError, shorten

@@ -3,19 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flowdup.data.class_names import CLASSES_ONLY, check_class_names
+from flowdup.data.clients import ClientData
 from flowdup.data.tensors import as_tensor, listed, shape_sentence, type_name
 from flowdup.data.traits import check_traits
 from flowdup.errors import ConfigError, DataError, shorten
-
-if TYPE_CHECKING:
-    from flowdup.data.clients import ClientData
 
 _MOST_NUMBERS = 2**26  # of one input
 
@@ -63,7 +61,7 @@ class InputSpec:
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
 
-    def check(self, client: "ClientData") -> "ClientData":
+    def check(self, client: ClientData) -> ClientData:
         """The client, with x and y in the right types; DataError if it does not fit."""
         who = f"client '{shorten(client.name)}'" if client.name else "the client"
         x = as_tensor(client.x, f"{who}'s inputs")

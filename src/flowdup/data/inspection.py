@@ -10,7 +10,7 @@ import torch
 
 from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
-from flowdup.data.population import read_clients
+from flowdup.data.loading import read_clients
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
 from flowdup.errors import DataError

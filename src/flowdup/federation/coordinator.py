@@ -17,10 +17,10 @@ from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
 from flowdup.errors import ConfigError, FederationError, FlowdupError, FolderInUseError
 from flowdup.federation.calls import Calls, CallSettings
+from flowdup.federation.engine import NodePopulation
 from flowdup.federation.folder import FederationFolder, read_json, write_json
 from flowdup.federation.inputs import find_inputs
 from flowdup.federation.kit import authority_digest
-from flowdup.federation.node_population import NodePopulation
 from flowdup.federation.record import ClientBook, NodeRecord
 from flowdup.federation.settings import FederationSettings
 from flowdup.registry import import_modules

@@ -1,15 +1,17 @@
 """The engine of a federation: ClientUpdate runs at nodes, and replies are checked as they come."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from flowdup.engines import Roster, SupportQuery
+from flowdup.calibration import Calibration
+from flowdup.engines import Engine, Roster, SupportQuery
 from flowdup.errors import (
     CheckpointError,
     ConfigError,
@@ -17,26 +19,120 @@ from flowdup.errors import (
     MessageError,
     NotFiniteError,
 )
-from flowdup.federation.record import RoundRecord, append_round
+from flowdup.federation.calls import Calls
+from flowdup.federation.fitting import fit_at_nodes
+from flowdup.federation.record import (
+    ClientBook,
+    NodeRecord,
+    RoundRecord,
+    append_round,
+    note_release,
+)
 from flowdup.federation.secure_round import SecureRound, further_members, new_terms
-from flowdup.federation.settings import check_federation
+from flowdup.federation.settings import FederationSettings, check_federation
 from flowdup.federation.stage import stage_request
 from flowdup.messages import Reply, Schema, Task, TensorSpec
 from flowdup.methods import Params
-from flowdup.run.remote import RemoteStage
+from flowdup.privacy import PrivateRounds
+from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.wire import most_bytes, reply_from_bytes, task_to_bytes
 
-if TYPE_CHECKING:
-    from flowdup.federation.node_population import NodePopulation
-
 _Members = dict[str, dict[int, int]]  # by node, the clients' numbers there by position
-LATER = "the run goes on when more of them are there"
+_LATER = "the run goes on when more of them are there"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePopulation(RemotePopulation):
+    """The clients of all nodes of a job."""
+
+    calls: Calls
+    book: ClientBook
+    record: NodeRecord
+    run: Path
+    settings: FederationSettings
+    origin: dict[str, Any]  # what identifies the federation
+    kit: Path  # the coordinator's own
+    say: Callable[[str], None]
+    engines: list["FederationEngine"] = field(default_factory=list)  # the latest last
+
+    @property
+    def roster(self) -> Roster:
+        """The clients of nodes that are alive; FederationError if none of them has labels."""
+        found = self.book.roster(self.calls.alive)
+        if not len(found.labeled_ids) and len(self.book.roster([*self.book.table]).labeled_ids):
+            raise FederationError(f"no node with labels is there: {_LATER}")
+        return found
+
+    def connect(self, stage: RemoteStage) -> Engine:
+        """The engine of a stage; FederationError if too few nodes are ready."""
+        engine = FederationEngine(self, stage)
+        self.engines.append(engine)
+        return engine
+
+    def accuracies(self, round: int, params: Params) -> Sequence[float]:
+        """Of the validation clients of all nodes; a node that sends no percentages is refused."""
+        task = task_to_bytes(self.engines[-1].params_task(round, params))
+        answers = self.calls.call("evaluate", {node: (task,) for node in self.calls.alive})
+        found: list[float] = []
+        for node, answer in answers.items():
+            if isinstance(answer, dict) and "error" in answer:  # its own trouble, and no offence
+                self.say(f"round {round}: {node} could not evaluate ({answer['error']})")
+                continue
+            values = answer.get("accuracies") if isinstance(answer, dict) else None
+            if isinstance(values, list) and all(type(v) is float and 0 <= v <= 100 for v in values):
+                found += values
+            else:
+                self.refuse(node, round, "its accuracies are no percentages")
+        return found
+
+    def calibrate(self, round: int, params: Params) -> Calibration | None:
+        """Fitted by sums over the nodes' validation clients, whose logits and labels stay there."""
+        engine = self.engines[-1]
+        task = task_to_bytes(engine.params_task(round, params))
+
+        def refuse(node: str, reason: str) -> None:
+            self.refuse(node, round, reason)
+
+        classes, interpolates = self.spec.classes, engine.stage.interpolates
+        return fit_at_nodes(self.calls, task, classes, interpolates, refuse)
+
+    def note_release(self, round: int, psi: Params, draw: PrivateRounds) -> list[PrivateRounds]:
+        """In the run folder, where a coordinator that was killed finds it again."""
+        return note_release(self.run, round, psi, draw)
+
+    def traffic(self) -> dict[str, int]:
+        """Of the latest round: bytes per client, psi being sent once to a node."""
+        latest = self.engines[-1].latest
+        if latest is None or not latest.clients:
+            return {}
+        up, down = sum(latest.bytes_up.values()), sum(latest.bytes_down.values())
+        return {
+            "bytes_up_per_client": round(up / latest.clients),
+            "bytes_down_per_client": round(down / latest.clients),
+        }
+
+    def keep(self, round: int, params: Params) -> list[str]:
+        """Give psi to all nodes, who make their models; who has done so."""
+        task = task_to_bytes(self.engines[-1].params_task(round, params))
+        answers = self.calls.call("keep", {node: (task,) for node in self.calls.alive})
+        return [node for node, answer in answers.items() if answer == {}]
+
+    def listing(self) -> dict[str, Any]:
+        """The authority: a run goes on in its own federation only."""
+        return self.origin
+
+    def refuse(self, node: str, round: int, reason: str) -> None:
+        """Note it, and suspend the node if it is once too often."""
+        self.say(f"round {round}: refused {node}: {reason}")
+        if self.record.refuse(node, round, reason):
+            self.calls.give_up(node, "it is suspended")
+            self.say(f"round {round}: {node} is suspended, after too many refusals")
 
 
 class FederationEngine:
     """Sends tasks to nodes and gives checked replies, one per client, in the cohort's order."""
 
-    def __init__(self, population: "NodePopulation", stage: RemoteStage) -> None:
+    def __init__(self, population: NodePopulation, stage: RemoteStage) -> None:
         self.population, self.stage = population, stage
         dtype, spec = stage.config.engine.torch_dtype(), stage.spec
         self.device = stage.config.engine.torch_device()
@@ -72,7 +168,7 @@ class FederationEngine:
                 calls.give_up(node, str(error))
                 population.refuse(node, 0, str(error))
         if len(calls.alive) < population.settings.minimum:
-            raise FederationError(f"{len(calls.alive)} nodes are ready: {LATER}")
+            raise FederationError(f"{len(calls.alive)} nodes are ready: {_LATER}")
 
     def _enter(self, node: str, answer: Any) -> None:
         if not isinstance(answer, dict):
@@ -132,7 +228,7 @@ class FederationEngine:
         few = len(found.answered) < min(population.settings.minimum, len(members))
         if few or not found.replies:
             why = found.failure or f"{len(found.answered)} nodes answered"
-            raise FederationError(f"round {task.round}: {why}: {LATER}")
+            raise FederationError(f"round {task.round}: {why}: {_LATER}")
         yield from found.replies
 
     def _collect(self, task: Task, members: _Members) -> "_Found":

@@ -20,7 +20,7 @@ from nvflare.collab.api.context import get_call_context
 from flowdup.checkpoint import save_checkpoint
 from flowdup.config import read_config
 from flowdup.data.inspection import find_source
-from flowdup.data.population import read_clients
+from flowdup.data.loading import read_clients
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.devices import one_core
 from flowdup.errors import FlowdupError, MessageError
