@@ -25,7 +25,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=0, help="So many of the first seeds; 0: all.")] = 0,
     rows: Annotated[str, typer.Option(help="These rows alone, with commas between.")] = "",
     columns: Annotated[
-        str, typer.Option(help="These columns alone, with what they choose by.")
+        str, typer.Option(help="These columns alone, and the searches that choose for them.")
     ] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="engine.key=value, e.g. engine.device=cuda")
