@@ -11,6 +11,7 @@ from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.messages import Cohort, Task, schema_of
 from flowdup.methods import Method, Params
+from flowdup.methods.base import Latest
 from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
@@ -251,13 +252,11 @@ def next_round(
     average = _moved(state.average, psi, config.averaging, number - state.began)
     new = replace(state, round=number, psi=psi, optimizer=memory, average=average)
 
-    def model() -> Weights:
-        return method.global_model(new.deployed)
-
-    own = method.update_server_state(state.method_state, update.loss, model)
+    latest = Latest(method, new.deployed)
+    own = method.update_server_state(state.method_state, update.loss, latest)
     if private:
         unknown = torch.full_like(update.loss, torch.nan)
-        blind = method.update_server_state(state.method_state, unknown, model)
+        blind = method.update_server_state(state.method_state, unknown, latest)
         if not all(torch.allclose(own[n], t, 0, 0, equal_nan=True) for n, t in blind.items()):
             raise ConfigError(
                 "the method's server state follows the clients' loss, which server.privacy does "

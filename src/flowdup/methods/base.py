@@ -99,10 +99,8 @@ class Method(Objective, Protocol):
         """What the server keeps between rounds besides psi, at the start."""
         return {}
 
-    def update_server_state(
-        self, state: Params, loss: Tensor, model: Callable[[], Weights]
-    ) -> Params:
-        """That after a round with this mean objective; `model` gives the latest global model."""
+    def update_server_state(self, state: Params, loss: Tensor, latest: "Latest") -> Params:
+        """That after a round with this mean objective, which left what `latest` has."""
         return state
 
     def logits(self, params: Params, x: Tensor, present: Tensor, query: Tensor) -> Tensor:
@@ -111,6 +109,18 @@ class Method(Objective, Protocol):
         Beware: a row of query must not depend on the others, since some may be padding.
         """
         return self.f(self.personalize(params, x, present), query)  # [m, classes]
+
+
+@dataclass(frozen=True)
+class Latest:
+    """What makes models after a round: psi, its moving average where the server keeps one."""
+
+    method: Method
+    params: Params  # with the numbers of a correction (`corrected.py`), where there are any
+
+    def global_model(self) -> Weights:
+        """The one for everyone."""
+        return self.method.global_model(self.params)
 
 
 def mean_loss(logits: Tensor, batch: Batch) -> Tensor:

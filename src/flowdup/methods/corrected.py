@@ -16,13 +16,11 @@ Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibrat
 at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
-from flowdup.methods.base import Batch, Method
+from flowdup.methods.base import Batch, Latest, Method
 from flowdup.methods.context import MethodContext
 from flowdup.methods.features import FeatureModel
 from flowdup.models.network import Weights
@@ -83,10 +81,8 @@ class Corrected(Method):
     def server_state(self) -> Params:
         return self.method.server_state()
 
-    def update_server_state(
-        self, state: Params, loss: Tensor, model: Callable[[], Weights]
-    ) -> Params:
-        return self.method.update_server_state(state, loss, model)
+    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
+        return self.method.update_server_state(state, loss, latest)
 
     def _calibrated(self, theta: Weights, params: Params) -> Weights:
         if f"{PREFIX}scale" not in params:

@@ -9,16 +9,14 @@ many labeled as unlabeled clients in a cohort (`server.alpha`).
 Sent per client and round: as FedAvg, and the teacher down, 4 d bytes.  All clients train.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from flowdup.methods.base import Batch, NoSettings, adjusted_loss
+from flowdup.methods.base import Batch, Latest, NoSettings, adjusted_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
 from flowdup.methods.teacher import Teacher, TeacherConfig
-from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.settings import check_range
 
@@ -54,7 +52,5 @@ class FedAvgPseudo(FedAvg):
     def server_state(self) -> Params:
         return self.teacher.server_state()
 
-    def update_server_state(
-        self, state: Params, loss: Tensor, model: Callable[[], Weights]
-    ) -> Params:
-        return self.teacher.updated(state, model())
+    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
+        return self.teacher.updated(state, latest.global_model())

@@ -16,16 +16,14 @@ on who is in the cohort, so means over `period` rounds are compared: with single
 comparisons are rises by chance, and mu grows without end.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flowdup.methods.base import Batch, NoSettings
+from flowdup.methods.base import Batch, Latest, NoSettings
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
-from flowdup.models.network import Weights
 from flowdup.params import Params
 from flowdup.settings import check_range
 
@@ -72,9 +70,7 @@ class FedProx(FedAvg):
             "falls": zero,
         }
 
-    def update_server_state(
-        self, state: Params, loss: Tensor, model: Callable[[], Weights]
-    ) -> Params:
+    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
         if not self.config.adaptive:
             return state
         rounds, total = state["rounds"] + 1, state["total"] + loss

@@ -14,13 +14,13 @@ validation clients: use it with `method.correction = "em"` and `server.averaging
 Departures from FLowDUP, each a setting: the above, and r(X) has the deviation of every feature
 beside its mean (`hypernetwork.pooling`).  Off by default: h1 taught to classify the generating half
 (`head`, a loss beside L), and labels by a teacher for points that have none (`pseudo_labels`,
-`teacher.py`).  With `train_theta = false`, theta is what the stage began from, without L_0.
+`teacher.py`), which is theta or, with `personal_teacher`, the client's own model theta + P v.  With
+`train_theta = false`, theta is what the stage began from, without L_0.
 
 Sent per client and round: as FLowDUP with 2 e for e; theta, 4 d bytes each way; and a teacher,
-4 d down.
+4 d down, a personal one as much as psi.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -28,13 +28,13 @@ from torch import Tensor
 
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import HypernetworkConfig
-from flowdup.methods.base import Batch, adjusted_loss, log_label_shares, mean_loss
+from flowdup.methods.base import Batch, Latest, adjusted_loss, log_label_shares, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
 from flowdup.methods.teacher import Teacher, TeacherConfig
 from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
-from flowdup.random import Stream
+from flowdup.random import Stream, ZeroStream
 from flowdup.settings import check_range
 
 
@@ -50,6 +50,7 @@ class FLowDUPPlusConfig(FLowDUPConfig):
     adjusted: float = 0.5  # the share of L_0 that knows the client's label shares
     prior: bool = True  # whether L knows label shares
     pseudo_labels: bool = False  # whether a teacher labels points that have no label
+    personal_teacher: bool = False  # whether it is the client's own model, not theta
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     head: float = 0.0  # the weight of a classification loss of h1, through a layer of its own
 
@@ -68,14 +69,23 @@ class FLowDUPPlus(FLowDUP):
         self.plus, self.init_model = config, context.init_model
         self.head_shape = context.spec.classes, config.hypernetwork.embedding
         self.relabels = config.pseudo_labels
-        if self.relabels and not config.train_theta and not context.start:
+        if not self.relabels:
+            return
+        if not config.personal_teacher and not config.train_theta and not context.start:
             raise ConfigError(
                 "method.pseudo_labels needs a teacher, and with train_theta = false there is none "
                 "but the model of a stage before: give one in [[before]] or `start`, or set "
-                "method.train_theta to true"
+                "method.train_theta or method.personal_teacher to true"
             )
-        self.teacher = Teacher(config.teacher, context)
-        self.broadcast = self.teacher.broadcast if self.relabels else ()
+        self.teacher = self._teacher(context)
+        self.broadcast = self.teacher.broadcast
+
+    def _teacher(self, context: MethodContext) -> Teacher:
+        if not self.plus.personal_teacher:
+            return Teacher(self.plus.teacher, context)
+        shapes = {n: tuple(p.shape) for n, p in self.init(ZeroStream(0)).items()}
+        theta = prefixed("theta.", context.start_here()) if self.plus.train_theta else {}
+        return Teacher(self.plus.teacher, context, shapes, theta, self.personalize)
 
     def init(self, stream: Stream) -> Params:
         psi = super().init(stream)
@@ -111,11 +121,14 @@ class FLowDUPPlus(FLowDUP):
     def server_state(self) -> Params:
         return self.teacher.server_state() if self.relabels else {}
 
-    def update_server_state(
-        self, state: Params, loss: Tensor, model: Callable[[], Weights]
-    ) -> Params:
-        learns = self.relabels and self.plus.train_theta
-        return self.teacher.updated(state, model()) if learns else state
+    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
+        if not self.relabels:
+            return state
+        if self.plus.personal_teacher:
+            return self.teacher.updated(state, latest.params)
+        if self.plus.train_theta:
+            return self.teacher.updated(state, latest.global_model())
+        return state
 
     def global_model(self, params: Params) -> Weights:
         return strip_prefix(params, "theta.") or super().global_model(params)

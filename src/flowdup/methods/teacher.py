@@ -1,9 +1,11 @@
-"""A teacher: the federation's own global model labels the points of clients that have no labels.
+"""A teacher: the federation's own model labels the points of clients that have no labels.
 
-The server broadcasts the weights of its global model after every round: of psi's moving average
-where the server keeps one, calibrated where validation clients calibrate it (`corrected.py`).
-Before a client takes its steps, with teacher T and class shares q by EM (`prior.py`) on all of its
-points without a label, as they are, not augmented,
+It is one model for everyone, whose weights the server broadcasts after every round: of psi's moving
+average where the server keeps one, calibrated where validation clients calibrate it
+(`corrected.py`).  Or the server broadcasts that average of psi itself, and the teacher is the model
+that it makes of the client's own points (`flowdup_plus.py`).  Before a client takes its steps, with
+teacher T and class shares q by EM (`prior.py`) on all of its points without a label, as they are,
+not augmented,
 
     y(x) = argmax of T(x) + log q,  if its probability is at least `threshold`, and above chance
 
@@ -15,6 +17,7 @@ Networks", ICML workshop 2013; Tarvainen, Valpola, "Mean Teachers are Better Rol
 2017, for the average.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +28,8 @@ from flowdup.models.network import Weights
 from flowdup.params import Params, prefixed, strip_prefix
 from flowdup.prior import log_prior, sparsity_for
 from flowdup.settings import check_range
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 _PREFIX = "teacher."
 _CHUNK = 2048  # points that pass through f at once
@@ -47,30 +52,49 @@ class TeacherConfig:
         check_range("method.teacher.warm_up", self.warm_up, 0)
 
 
-class Teacher:
-    """Its weights are part of the method's server state, `broadcast` to clients."""
+Maker = Callable[[Params, Tensor, Tensor], Weights]  # as `Method.personalize`
 
-    def __init__(self, config: TeacherConfig, context: MethodContext) -> None:
-        self.config, self.f, self.start = config, context.f, context.start_here()
-        self.warm_up = 0 if self.start else config.warm_up
-        self.broadcast = tuple(f"{_PREFIX}{name}" for name in self.f.shapes)
+
+def _for_everyone(params: Params, x: Tensor, present: Tensor) -> Weights:
+    return params
+
+
+class Teacher:
+    """Its parameters are part of the method's server state, `broadcast` to clients."""
+
+    def __init__(
+        self,
+        config: TeacherConfig,
+        context: MethodContext,
+        shapes: Shapes | None = None,  # of the parameters; None: they are the model's weights
+        start: Params | None = None,  # those among them that are known; None: the stage's start
+        model: Maker = _for_everyone,
+    ) -> None:
+        self.config, self.f, self.model = config, context.f, model
+        self.shapes = shapes or self.f.shapes
+        self.start = context.start_here() if start is None else start
+        self.warm_up = 0 if context.start else config.warm_up
+        self.broadcast = tuple(f"{_PREFIX}{name}" for name in self.shapes)
 
     def server_state(self) -> Params:
-        """Its weights at the start, and the rounds since."""
-        nothing = {n: torch.zeros(shape) for n, shape in self.f.shapes.items()}
-        return prefixed(_PREFIX, self.start or nothing) | {"rounds": torch.zeros(())}
+        """Its parameters at the start, and the rounds since."""
+        nothing = {n: torch.zeros(shape) for n, shape in self.shapes.items()}
+        return prefixed(_PREFIX, nothing | self.start) | {"rounds": torch.zeros(())}
 
-    def updated(self, state: Params, model: Weights) -> Params:
-        """The state after a round that gave the global model these weights."""
+    def updated(self, state: Params, latest: Params) -> Params:
+        """The state after a round that gave it these parameters, others among them."""
         rounds = state["rounds"] + 1
         ready = rounds > self.warm_up
-        weights = {n: torch.where(ready, w, state[f"{_PREFIX}{n}"]) for n, w in model.items()}
-        return prefixed(_PREFIX, weights) | {"rounds": rounds}
+        own = {n: torch.where(ready, latest[n], state[f"{_PREFIX}{n}"]) for n in self.shapes}
+        return prefixed(_PREFIX, own) | {"rounds": rounds}
 
     def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
         """y, with the teacher's labels where there is none (-1) and the teacher is sure."""
-        weights, chunks = strip_prefix(start, _PREFIX), torch.split(x, _CHUNK)
-        logits = torch.cat([self.f(weights, rows) for rows in chunks])  # [n, classes]
+        params = strip_prefix(start, _PREFIX)
+        weights = self.model(params, x, present)
+        logits = torch.cat([self.f(weights, rows) for rows in torch.split(x, _CHUNK)])
+        learned = torch.stack([p.any() for p in params.values()]).any()  # all 0: nothing yet
+        logits = logits * learned  # [n, classes]
         if self.config.prior:
             without = present * (y < 0)
             sparsity = sparsity_for(logits.shape[1], self.config.sparsity)
