@@ -20,6 +20,7 @@ from flowdup.campaign.records import (
     record_of,
 )
 from flowdup.campaign.selection import choose
+from flowdup.config import Config
 from flowdup.errors import TrainingError
 from flowdup.provenance import provenance
 from flowdup.run import RunFolder
@@ -105,6 +106,11 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
     return Plan(known, missing, later)
 
 
+def _alone(config: Config) -> Config:
+    """Without what a run stores for later use, which takes as long as many rounds."""
+    return replace(config, run=replace(config.run, false_alarms=0.0))
+
+
 @dataclass(frozen=True)
 class Progress:
     """A run that is done, and how far the whole is."""
@@ -158,8 +164,8 @@ def run_campaign(
             if fits and digest not in busy and digest not in failed:
                 folder = RunFolder(work / digest[:_FOLDER_DIGITS])
                 in_hand[folder.path] = need
-                evaluates = need.evaluate
-                waiting.append(Job(need.title, need.run.config, folder, evaluates, need.support))
+                config, evaluates = _alone(need.run.config), need.evaluate
+                waiting.append(Job(need.title, config, folder, evaluates, need.support))
         return latest
 
     def stopping() -> bool:
