@@ -17,7 +17,15 @@ from flowdup.config import Config, load_config, read_config
 from flowdup.cost import measure
 from flowdup.data import ClientData, InputSpec
 from flowdup.errors import ConfigError
-from flowdup.methods import METHODS, Method, MethodConfig, MethodContext, Params, summary
+from flowdup.methods import (
+    METHODS,
+    Latest,
+    Method,
+    MethodConfig,
+    MethodContext,
+    Params,
+    summary,
+)
 from flowdup.models import register_model
 from flowdup.optimizers import OptimizerConfig
 from flowdup.random import Stream
@@ -114,7 +122,7 @@ def test_mu_follows_the_rule(losses: list[float], period: int, mu: float) -> Non
     m = build({"name": "fedprox", "mu": mu, "period": period}, SPEC, "mlp")
     state, expected, falls, before = m.server_state(), mu, 0, math.nan
     for i, loss in enumerate(losses, 1):
-        state = m.update_server_state(state, torch.tensor(loss), dict)
+        state = m.update_server_state(state, torch.tensor(loss), Latest(m, {}))
         if i % period == 0:
             mean = sum(losses[i - period : i]) / period
             falls = falls + 1 if mean < before - 1e-6 else 0

@@ -1,6 +1,5 @@
 """FLowDUP+, logit adjustment and pseudo-labels, each written out in plain torch."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from flowdup.data import ClientData
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods import METHODS as ALL
-from flowdup.methods import Batch, Method, MethodConfig, MethodContext, Params
+from flowdup.methods import Batch, Latest, Method, MethodConfig, MethodContext, Params
 from flowdup.methods.base import log_label_shares
 from flowdup.models import Weights
 from flowdup.params import prefixed, strip_prefix
@@ -293,6 +292,11 @@ def sent(weights: Weights) -> Params:
     return {f"teacher.{n}": w.to(EXACT) for n, w in weights.items()}
 
 
+def latest(m: Method, model: Weights) -> Latest:
+    """A round's end that left this model for everyone."""
+    return Latest(m, model | prefixed("theta.", model))
+
+
 def half_labeled() -> tuple[Tensor, Tensor, Tensor]:
     """20 points: the last five are padding, and of the others every second has a label."""
     data, rows = batch(client(0, 20)), torch.arange(20)
@@ -335,6 +339,7 @@ def test_pseudo_labels_without_anyone_to_give_them_are_refused() -> None:
     ):
         build(alone)
     assert build(alone, a_start()).relabels
+    assert build(alone | {"personal_teacher": True}).relabels
 
 
 @pytest.mark.parametrize("table", [PSEUDO, PLUS])
@@ -346,7 +351,7 @@ def test_the_teacher_is_the_latest_model_for_everyone_after_the_warm_up(
     state, taught = m.server_state(), []
     for model in models:
         taught.append(max(float(t.abs().max()) for n, t in state.items() if n in m.broadcast))
-        state = m.update_server_state(state, torch.zeros(()), partial(dict, model))
+        state = m.update_server_state(state, torch.zeros(()), latest(m, model))
     assert taught == [0, 0, 0]
     assert all(torch.equal(state[n], t) for n, t in prefixed("teacher.", models[2]).items())
     assert set(m.broadcast) == {f"teacher.{n}" for n in m.f.shapes}
@@ -357,10 +362,56 @@ def test_a_teacher_begins_as_the_model_that_the_stage_begins_from(table: dict[st
     m = build(table, a_start())
     state = m.server_state()
     assert all(torch.equal(state[n], t) for n, t in sent(a_start()).items())
-    other = m.update_server_state(state, torch.zeros(()), lambda: a_start(6))
+    other = m.update_server_state(state, torch.zeros(()), latest(m, a_start(6)))
     assert all(torch.equal(other[n].to(EXACT), t) for n, t in sent(a_start(6)).items())
     fixed = build(PLUS | {"train_theta": False}, a_start())
-    assert fixed.update_server_state(state, torch.zeros(()), lambda: a_start(6)) is state
+    assert fixed.update_server_state(state, torch.zeros(()), latest(fixed, a_start(6))) is state
+
+
+PERSONAL = PLUS | {"personal_teacher": True}
+PERSONALS = [PERSONAL, PERSONAL | {"train_theta": False}]
+
+
+@pytest.mark.parametrize("table", PERSONALS)
+def test_a_personal_teacher_is_what_psi_makes_of_the_clients_own_points(
+    table: dict[str, Any],
+) -> None:
+    m = build(table)
+    (x, y, present), others = half_labeled(), client(3, 20).x
+    psi = noisy(doubles(m))
+    psi["h2.output.weight"] *= 100  # clients differ little at first
+    own, foreign = (
+        m.f(m.personalize(psi, points, present), x).softmax(1).amax(1)[:15:2]
+        for points in (x, others)
+    )
+    middle = float(own.median())
+    m = build(table | {"teacher": {"prior": False, "threshold": middle}})
+    found = m.labels(sent(psi), x, y, present)[:15]
+    assert found[1::2].tolist() == y[1:15:2].tolist()
+    assert (found[::2] >= 0).tolist() == (own >= middle).tolist()
+    assert (found[::2] >= 0).tolist() != (foreign >= middle).tolist()
+
+
+@pytest.mark.parametrize("table", PERSONALS)
+def test_a_personal_teacher_follows_psi_after_the_warm_up(table: dict[str, Any]) -> None:
+    m = build(table | {"teacher": {"warm_up": 1, "threshold": 0.0}})
+    state, (x, y, present) = m.server_state(), half_labeled()
+    psi = m.init(Stream(3))
+    assert set(m.broadcast) == {f"teacher.{n}" for n in psi}
+    for round in (1, 2):
+        assert torch.equal(m.labels(in_double(state), x, y, present), y), round
+        after = Latest(m, psi | {"correction.scale": torch.ones(())})
+        state = m.update_server_state(state, torch.zeros(()), after)
+    assert all(torch.equal(state[f"teacher.{n}"], p) for n, p in psi.items())
+    assert not torch.equal(m.labels(in_double(state), x, y, present), y)
+
+
+def test_a_personal_teacher_begins_as_the_model_that_the_stage_begins_from() -> None:
+    m, (x, y, present) = build(PERSONAL, a_start()), half_labeled()
+    plain = build(PLUS, a_start())
+    found, expected = (t.labels(in_double(t.server_state()), x, y, present) for t in (m, plain))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, y)
 
 
 def test_without_pseudo_labels_nothing_more_is_sent() -> None:
@@ -370,16 +421,16 @@ def test_without_pseudo_labels_nothing_more_is_sent() -> None:
     assert m.server_state() == {}
 
 
-@pytest.mark.parametrize("name", ["fedavg-pseudo", "flowdup-plus"])
+@pytest.mark.parametrize("table", [PSEUDO, PLUS, PERSONAL])
 @pytest.mark.parametrize("kind", ["sequential", "batched"])
 def test_an_unlabeled_client_trains_as_if_the_teachers_labels_were_its_own(
-    name: str, kind: str
+    table: dict[str, Any], kind: str
 ) -> None:
-    table = METHODS[name] | {"correction": "none", "teacher": {"threshold": 0.2}}
-    m = build(table, a_start(1))
+    m = build(table | {"correction": "none", "teacher": {"threshold": 0.2}}, a_start(1))
     psi, config = noisy(doubles(m)), ClientConfig(1, 10, shift=3)
     x = client(0, 23).x
-    y = m.labels(sent(a_start(1)), x, torch.full((23,), -1), torch.ones(23, dtype=EXACT))
+    given = in_double(m.server_state())
+    y = m.labels(given, x, torch.full((23,), -1), torch.ones(23, dtype=EXACT))
     assert len(set(y.tolist())) > 1
     without, taught = (
         total(engine(kind, m, "float64", config, [c]).train(first_task(m, psi))).delta

@@ -10,8 +10,7 @@ from flowdup.aggregation import Aggregation, AggregationConfig, Guard, mean, rob
 from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.messages import Cohort, Task, schema_of
-from flowdup.methods import Method, Params
-from flowdup.methods.base import Latest
+from flowdup.methods import Latest, Method, Params
 from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State

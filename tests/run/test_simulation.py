@@ -4,7 +4,6 @@ random in the process.
 
 import json
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +17,8 @@ import flowdup
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
 from flowdup.errors import TrainingError
-from flowdup.methods import Params, register_method
+from flowdup.methods import Latest, Params, register_method
 from flowdup.methods.fedavg import FedAvg
-from flowdup.models import Weights
 from flowdup.run import RunFolder, Simulation, embed_run, evaluate_run
 from flowdup.settings import plain
 
@@ -135,9 +133,7 @@ class Hopeful(FedAvg):
     def server_state(self) -> Params:
         return {"lowest": torch.tensor(torch.inf)}
 
-    def update_server_state(
-        self, state: Params, loss: torch.Tensor, model: Callable[[], Weights]
-    ) -> Params:
+    def update_server_state(self, state: Params, loss: torch.Tensor, latest: Latest) -> Params:
         return {"lowest": torch.minimum(state["lowest"], loss)}
 
 
@@ -154,9 +150,7 @@ class Watching(FedAvg):
 
     seen: ClassVar[list[int]] = []
 
-    def update_server_state(
-        self, state: Params, loss: torch.Tensor, model: Callable[[], Weights]
-    ) -> Params:
+    def update_server_state(self, state: Params, loss: torch.Tensor, latest: Latest) -> Params:
         self.seen.append(torch.get_num_threads())
         return state
 
