@@ -180,10 +180,16 @@ def fit_familiarity(
             )
         return r
 
-    gaussian = _fit(torch.stack([embedded(x) for x in training]))
+    whole = [embedded(x) for x in training]
+    gaussian = _fit(torch.stack(whole))
 
     def sorted_scores(clients: Sequence[Tensor], size: int) -> list[float]:
-        return sorted(gaussian.score(embedded(x[:size])) for x in clients if len(x) >= size)
+        found = ((x, i) for i, x in enumerate(clients) if len(x) >= size)
+        known = whole if clients is training else []
+        return sorted(
+            gaussian.score(known[i] if known and len(x) == size else embedded(x[:size]))
+            for x, i in found
+        )
 
     limits = {}
     for size in _sizes(validation, least):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,31 @@ def test_columns_alone_are_run_with_what_another_column_chooses(tmp_path: Path) 
     assert (done["half"]["seeds"], done["all"]["seeds"]) == ([0], [])
     best = max(done["half"]["tried"], key=lambda entry: entry["validation"])
     assert done["half"]["searched"] == best["settings"]
+
+
+def test_rows_of_tables_are_run_together(tmp_path: Path) -> None:
+    for name in ("tiny", "other"):
+        (tmp_path / f"{name}.toml").write_text(TABLE.replace("points = 20", "points = 10"))
+    asked = replace(
+        request(tmp_path, seeds=1, dry_run=True),
+        tables=[f"{tmp_path}/tiny.toml/FedAvg", f"{tmp_path}/other.toml"],
+    )
+    planned = [(event.data["table"], event.data["cells"]) for event in reproduce(asked)]
+    assert planned == [("tiny", 1), ("other", 2)]
+    for rows, clue in (("Fedavg", "did you mean 'FedAvg'"), ("FedAvg,all", "no row is .*'all'")):
+        wrong = replace(asked, tables=[f"{tmp_path}/tiny.toml/{rows}"])
+        with pytest.raises(ConfigError, match=clue):
+            list(reproduce(wrong))
+
+
+def test_runs_do_not_look_for_foreign_clients_as_they_would_alone(tmp_path: Path) -> None:
+    text = TABLE.replace("evaluate_every = 8", "evaluate_every = 8, false_alarms = 0.2")
+    (tmp_path / "tiny.toml").write_text(text)
+    told(tmp_path, rows="FLowDUP", seeds=1)
+    assert not list(tmp_path.glob("work/*/*/familiarity.json"))
+    run = load_experiment(str(tmp_path / "tiny.toml")).cells[0].candidates[0].runs[0]
+    list(train_run(run.config, tmp_path / "alone"))
+    assert list(tmp_path.glob("alone/*/familiarity.json"))
 
 
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:

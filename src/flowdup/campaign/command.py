@@ -16,7 +16,10 @@ _DEFAULT = Request([])
 def reproduce(
     context: typer.Context,
     tables: Annotated[
-        list[str], typer.Argument(help="Tables in experiments/, TOML files, or 'all'.")
+        list[str],
+        typer.Argument(
+            help="Tables in experiments/, TOML files, or 'all'; some rows: TABLE/ROW,ROW."
+        ),
     ],
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: one per core.")] = 0,
     seconds: Annotated[

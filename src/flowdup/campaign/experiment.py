@@ -12,8 +12,7 @@
 
     [rows.FedAvg]                          # a row has settings of its own on top
     settings = { method = { name = "fedavg" } }
-    search = { "client.optimizer.lr" = [0.03, 0.1] }   # every combination is tried; the name
-                                           # "settings" has whole tables of settings to choose from
+    search = { "client.optimizer.lr" = [0.03, 0.1] }   # every combination is tried
     paper = [[47.9, 0.1]]                  # mean and deviation in every column; []: not there
     seeds = [0, 1, 2, 3, 4]                # other seeds than the table's, where few say too little
 
@@ -46,7 +45,6 @@ _KEYS = {
 }
 _ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "seeds": list}
 _OTHER_ROW = ("like", "chosen")  # keys that name a row elsewhere
-_WHOLE = "settings"  # what a search calls settings that change together, stages for example
 _EMBEDDING_KEYS = {"row": str, "column": str, "by": str}
 
 
@@ -241,7 +239,7 @@ def _candidate(
 ) -> Candidate:
     table = dict(settings)
     for key, value in searched.items():
-        table = merge(table, as_table(value, key) if key == _WHOLE else nest(key, value))
+        table = merge(table, nest(key, value))
     table = override(table, *engine)
     return Candidate(searched, {seed: Run(read_config(table | {"seed": seed})) for seed in seeds})
 

@@ -21,7 +21,7 @@ ALL = "all"
 class Request:
     """What to reproduce, where and for how long; every field is an option of the command."""
 
-    tables: Sequence[str]  # names, TOML files, or `all`
+    tables: Sequence[str]  # names, TOML files, or `all`; TABLE/ROW,ROW for some rows of one
     jobs: int = 0  # runs at a time; 0: one per core
     seconds: float = 0.0  # 0: until all is done
     seeds: int = 0  # so many of the first; 0: all
@@ -88,19 +88,32 @@ def reproduce(
 
 def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:
     """The tables as they are, which results are of, and the part that is to be run."""
-    names = sorted(experiment_names()) if ALL in request.tables else list(request.tables)
-    if not names:
+    wanted = sorted(experiment_names()) if ALL in request.tables else list(request.tables)
+    if not wanted:
         raise ConfigError("name at least one table, a TOML file, or 'all'")
     for option in ("jobs", "seeds", "seconds"):
         if getattr(request, option) < 0:
             raise ConfigError(f"--{option} cannot be below 0")
-    chosen = [load_experiment(n, request.settings, request.seeds, request.rows) for n in names]
-    whole = [load_experiment(name) for name in names]
-    _titles("row", request.rows, [row for table in whole for row in table.rows])
-    columns = _titles("column", request.columns, [c for table in whole for c in table.columns])
-    if columns:
+    parts = [_name_and_rows(text) for text in wanted]
+    whole = {name: load_experiment(name) for name, _ in parts}
+    for name, rows in parts:
+        _titles("row", rows, whole[name].rows)
+    _titles("row", request.rows, [row for table in whole.values() for row in table.rows])
+    chosen = [
+        load_experiment(name, request.settings, request.seeds, rows or request.rows)
+        for name, rows in parts
+    ]
+    known = [column for table in whole.values() for column in table.columns]
+    if columns := _titles("column", request.columns, known):
         chosen = [experiment.narrowed(columns) for experiment in chosen]
-    return whole, chosen
+    return list(whole.values()), chosen
+
+
+def _name_and_rows(text: str) -> tuple[str, str]:
+    """Of TABLE, FILE.toml, TABLE/ROW,ROW or FILE.toml/ROW,ROW; no rows: all."""
+    folder, file, rest = text.rpartition(".toml")
+    name, _, rows = rest.partition("/")
+    return f"{folder}{file}{name}", rows
 
 
 def _titles(what: str, given: str, known: Sequence[str]) -> list[str]:
