@@ -52,6 +52,17 @@ METHODS: dict[str, dict[str, Any]] = {
         "subspace": SUBSPACE,
         "hypernetwork": {"embedding": 12, "hidden": 10, "pooling": "mean-std"},
     },
+    "flowdup-self-taught": {
+        "name": "flowdup-plus",
+        "correction": "em",
+        "regularization": 1e-2,
+        "train_theta": False,
+        "pseudo_labels": True,
+        "personal_teacher": True,
+        "teacher": {"threshold": 0.3, "warm_up": 0},
+        "subspace": SUBSPACE,
+        "hypernetwork": {"embedding": 12, "hidden": 10},
+    },
     "flowdup-corrected": {
         "name": "flowdup",
         "correction": "em",
