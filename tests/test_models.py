@@ -32,6 +32,7 @@ def read(x: torch.Tensor) -> torch.Tensor:
         ("cnn", (1, 28, 28), 10, 118_346),
         ("cnn-mcmahan", (1, 28, 28), 10, 1_663_370),
         ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet18-imagenet", (3, 32, 32), 10, 11_181_642),
     ],
 )
 def test_models_have_the_published_number_of_weights(

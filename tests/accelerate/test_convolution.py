@@ -198,7 +198,7 @@ def test_a_users_convolutions_are_exchanged_where_ours_compute_the_same() -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("name", ["own", "cnn-small", "resnet18"])
+@pytest.mark.parametrize("name", ["own", "cnn-small", "resnet18", "resnet18-imagenet"])
 def test_a_network_with_replaced_layers_computes_what_the_module_does(name: str) -> None:
     if name == "own":
         network = Network.build(Own, (2, 8, 8), 3, lambda x: x)

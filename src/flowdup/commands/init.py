@@ -109,7 +109,10 @@ class Choice:
 
     def _head(self, found: Inspection) -> list[str]:
         lines = [f"# {_printable(line)}" for line in describe(found)]
-        why = {"mlp": "for inputs of any shape", "resnet18": "for large images; slow without a GPU"}
+        why = {
+            "mlp": "for inputs of any shape",
+            "resnet18-imagenet": "for large images; slow without a GPU",
+        }
         reason = why.get(self.model, "for images of this size")
         return [
             *lines,
@@ -167,7 +170,7 @@ def choose_model(shape: tuple[int, ...]) -> str:
         return "mlp"
     if min(shape[1:]) < 20:
         return "cnn-small"
-    return "cnn" if max(shape[1:]) <= 96 else "resnet18"
+    return "cnn" if max(shape[1:]) <= 96 else "resnet18-imagenet"
 
 
 def describe(found: Inspection) -> list[str]:

@@ -19,7 +19,7 @@ from flowdup.memory import check_memory
 from flowdup.models.cnn import cnn, cnn_mcmahan, cnn_small, mlp
 from flowdup.models.context import WithContext
 from flowdup.models.network import Factory, Network, Weights
-from flowdup.models.resnet import resnet18
+from flowdup.models.resnet import resnet18, resnet18_imagenet
 from flowdup.registry import Registry
 
 __all__ = [
@@ -40,6 +40,7 @@ MODELS: Registry[Factory] = Registry(
         "cnn-small": cnn_small,
         "mlp": mlp,
         "resnet18": resnet18,
+        "resnet18-imagenet": resnet18_imagenet,
     },
 )
 
