@@ -48,6 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "head": 0.3,
         "train_theta": True,
         "pseudo_labels": True,
+        "teacher": {"threshold": 0.3, "warm_up": 0},
         "global_loss": 0.7,
         "subspace": SUBSPACE,
         "hypernetwork": {"embedding": 12, "hidden": 10, "pooling": "mean-std"},

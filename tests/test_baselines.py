@@ -19,7 +19,7 @@ from flowdup.data import ClientData, InputSpec
 from flowdup.errors import ConfigError
 from flowdup.methods import (
     METHODS,
-    Latest,
+    Deployed,
     Method,
     MethodConfig,
     MethodContext,
@@ -122,7 +122,7 @@ def test_mu_follows_the_rule(losses: list[float], period: int, mu: float) -> Non
     m = build({"name": "fedprox", "mu": mu, "period": period}, SPEC, "mlp")
     state, expected, falls, before = m.server_state(), mu, 0, math.nan
     for i, loss in enumerate(losses, 1):
-        state = m.update_server_state(state, torch.tensor(loss), Latest(m, {}))
+        state = m.update_server_state(state, torch.tensor(loss), Deployed(m, {}))
         if i % period == 0:
             mean = sum(losses[i - period : i]) / period
             falls = falls + 1 if mean < before - 1e-6 else 0

@@ -16,7 +16,7 @@ from flowdup.config import read_config
 from flowdup.engines import SupportQuery
 from flowdup.errors import ConfigError
 from flowdup.methods import METHODS as ALL
-from flowdup.methods import Latest, Method, MethodConfig, MethodContext, Params
+from flowdup.methods import Deployed, Method, MethodConfig, MethodContext, Params
 from flowdup.models import register_model
 from flowdup.params import prefixed
 from flowdup.personalize import load, load_model
@@ -124,7 +124,7 @@ def test_training_is_the_methods_own_to_the_bit(name: str) -> None:
     state = plain.server_state()
     assert state.keys() == worn.server_state().keys()
     loss = torch.tensor(0.4)
-    own, other = (m.update_server_state(state, loss, Latest(m, psi)) for m in (plain, worn))
+    own, other = (m.update_server_state(state, loss, Deployed(m, psi)) for m in (plain, worn))
     assert all(torch.allclose(own[n], other[n], 0, 0, equal_nan=True) for n in state)
     kept = ("learns_unlabeled", "fingerprint", "k", "batch_size", "has_embedding", "broadcast")
     for what in (*kept, "interpolates", "relabels", "rank_one"):

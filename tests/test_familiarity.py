@@ -81,6 +81,17 @@ def test_the_rate_is_kept_in_19_of_20_draws_of_validation_clients() -> None:
     assert _rank(58, 0.05) == 58 and _rank(59, 0.05) == 59 and _rank(19, 0.05) == 19
 
 
+def test_all_points_of_a_client_are_embedded_once() -> None:
+    sizes: list[int] = []
+
+    def counted(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return mean(x)
+
+    fit_familiarity(clients(30, 1), clients(19, 2), counted)
+    assert [sizes.count(size) for size in (1, 3, 10, 30, 40)] == [30 + 19] * 5
+
+
 def test_too_few_clients_for_a_rate_are_refused() -> None:
     with pytest.raises(ConfigError, match="takes 10 training clients and 19 validation clients"):
         fit_familiarity(clients(30, 1), clients(18, 2), mean)

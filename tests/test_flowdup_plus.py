@@ -1,5 +1,6 @@
 """FLowDUP+, logit adjustment and pseudo-labels, each written out in plain torch."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from flowdup.data import ClientData
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.hypernetwork import HypernetworkConfig
 from flowdup.methods import METHODS as ALL
-from flowdup.methods import Batch, Latest, Method, MethodConfig, MethodContext, Params
+from flowdup.methods import Batch, Deployed, Method, MethodConfig, MethodContext, Params
 from flowdup.methods.base import log_label_shares
 from flowdup.models import Weights
 from flowdup.params import prefixed, strip_prefix
@@ -292,9 +293,9 @@ def sent(weights: Weights) -> Params:
     return {f"teacher.{n}": w.to(EXACT) for n, w in weights.items()}
 
 
-def latest(m: Method, model: Weights) -> Latest:
+def latest(m: Method, model: Weights) -> Deployed:
     """A round's end that left this model for everyone."""
-    return Latest(m, model | prefixed("theta.", model))
+    return Deployed(m, model | prefixed("theta.", model))
 
 
 def half_labeled() -> tuple[Tensor, Tensor, Tensor]:
@@ -340,6 +341,8 @@ def test_pseudo_labels_without_anyone_to_give_them_are_refused() -> None:
         build(alone)
     assert build(alone, a_start()).relabels
     assert build(alone | {"personal_teacher": True}).relabels
+    with pytest.raises(ConfigError, match=r"personal_teacher says .* set both, or neither"):
+        build(PLUS | {"pseudo_labels": False, "personal_teacher": True})
 
 
 @pytest.mark.parametrize("table", [PSEUDO, PLUS])
@@ -400,14 +403,17 @@ def test_a_personal_teacher_follows_psi_after_the_warm_up(table: dict[str, Any])
     assert set(m.broadcast) == {f"teacher.{n}" for n in psi}
     for round in (1, 2):
         assert torch.equal(m.labels(in_double(state), x, y, present), y), round
-        after = Latest(m, psi | {"correction.scale": torch.ones(())})
+        after = Deployed(m, psi | {"correction.scale": torch.ones(())})
         state = m.update_server_state(state, torch.zeros(()), after)
     assert all(torch.equal(state[f"teacher.{n}"], p) for n, p in psi.items())
     assert not torch.equal(m.labels(in_double(state), x, y, present), y)
 
 
-def test_a_personal_teacher_begins_as_the_model_that_the_stage_begins_from() -> None:
-    m, (x, y, present) = build(PERSONAL, a_start()), half_labeled()
+@pytest.mark.parametrize("table", PERSONALS)
+def test_a_personal_teacher_begins_as_the_model_that_the_stage_begins_from(
+    table: dict[str, Any],
+) -> None:
+    m, (x, y, present) = build(table, a_start()), half_labeled()
     plain = build(PLUS, a_start())
     found, expected = (t.labels(in_double(t.server_state()), x, y, present) for t in (m, plain))
     assert torch.equal(found, expected)
@@ -428,12 +434,13 @@ def test_an_unlabeled_client_trains_as_if_the_teachers_labels_were_its_own(
 ) -> None:
     m = build(table | {"correction": "none", "teacher": {"threshold": 0.2}}, a_start(1))
     psi, config = noisy(doubles(m)), ClientConfig(1, 10, shift=3)
-    x = client(0, 23).x
-    given = in_double(m.server_state())
-    y = m.labels(given, x, torch.full((23,), -1), torch.ones(23, dtype=EXACT))
+    task, x = first_task(m, psi), client(0, 23).x
+    learned = {n: t for n, t in noisy(task.broadcast).items() if ".h1." in n or ".h2." in n}
+    task = replace(task, broadcast=task.broadcast | learned)
+    y = m.labels(task.broadcast, x, torch.full((23,), -1), torch.ones(23, dtype=EXACT))
     assert len(set(y.tolist())) > 1
     without, taught = (
-        total(engine(kind, m, "float64", config, [c]).train(first_task(m, psi))).delta
+        total(engine(kind, m, "float64", config, [c]).train(task)).delta
         for c in (ClientData(x), ClientData(x, y))
     )
     assert all(torch.allclose(without[n], taught[n], atol=1e-14) for n in psi)

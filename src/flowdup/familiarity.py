@@ -183,17 +183,17 @@ def fit_familiarity(
     whole = [embedded(x) for x in training]
     gaussian = _fit(torch.stack(whole))
 
-    def sorted_scores(clients: Sequence[Tensor], size: int) -> list[float]:
-        found = ((x, i) for i, x in enumerate(clients) if len(x) >= size)
-        known = whole if clients is training else []
+    def sorted_scores(clients: Sequence[Tensor], whole: Sequence[Tensor], size: int) -> list[float]:
         return sorted(
-            gaussian.score(known[i] if known and len(x) == size else embedded(x[:size]))
-            for x, i in found
+            gaussian.score(r if len(x) == size else embedded(x[:size]))
+            for x, r in zip(clients, whole, strict=True)
+            if len(x) >= size
         )
 
+    others = [embedded(x) for x in validation]
     limits = {}
     for size in _sizes(validation, least):
-        own, trained = sorted_scores(validation, size), sorted_scores(training, size)
+        own, trained = (sorted_scores(*c, size) for c in ((validation, others), (training, whole)))
         usual = trained[math.ceil(len(trained) * (1 - rate)) - 1] if trained else 0.0
         limits[size] = max(own[_rank(len(own), rate) - 1], usual, _LEAST)
     return replace(gaussian, limits=limits, rate=rate)

@@ -10,7 +10,7 @@ from flowdup.aggregation import Aggregation, AggregationConfig, Guard, mean, rob
 from flowdup.engines import Engine, Roster
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.messages import Cohort, Task, schema_of
-from flowdup.methods import Latest, Method, Params
+from flowdup.methods import Deployed, Method, Params
 from flowdup.methods.corrected import PREFIX
 from flowdup.models import Weights
 from flowdup.optimizers import Optimizer, OptimizerConfig, State
@@ -251,11 +251,11 @@ def next_round(
     average = _moved(state.average, psi, config.averaging, number - state.began)
     new = replace(state, round=number, psi=psi, optimizer=memory, average=average)
 
-    latest = Latest(method, new.deployed)
-    own = method.update_server_state(state.method_state, update.loss, latest)
+    deployed = Deployed(method, new.deployed)
+    own = method.update_server_state(state.method_state, update.loss, deployed)
     if private:
         unknown = torch.full_like(update.loss, torch.nan)
-        blind = method.update_server_state(state.method_state, unknown, latest)
+        blind = method.update_server_state(state.method_state, unknown, deployed)
         if not all(torch.allclose(own[n], t, 0, 0, equal_nan=True) for n, t in blind.items()):
             raise ConfigError(
                 "the method's server state follows the clients' loss, which server.privacy does "

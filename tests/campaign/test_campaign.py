@@ -233,7 +233,7 @@ def test_rows_of_tables_are_run_together(tmp_path: Path) -> None:
             list(reproduce(wrong))
 
 
-def test_runs_do_not_look_for_foreign_clients_as_they_would_alone(tmp_path: Path) -> None:
+def test_runs_of_tables_store_nothing_to_tell_foreign_clients_by(tmp_path: Path) -> None:
     text = TABLE.replace("evaluate_every = 8", "evaluate_every = 8, false_alarms = 0.2")
     (tmp_path / "tiny.toml").write_text(text)
     told(tmp_path, rows="FLowDUP", seeds=1)
@@ -261,6 +261,7 @@ def test_the_command_tells_its_plan_and_refuses_in_a_sentence(tmp_path: Path) ->
     for word, clue in (
         ("--set=server.rounds=2", "only engine.KEY=VALUE"),
         ("--rows=Fedavg", "did you mean 'FedAvg'"),
+        (f"{tmp_path}/tiny.toml/FedAvg", "as TABLE/ROW or with --rows, not both"),
         ("--columns=al", "no column is called 'al' (did you mean 'all'?)"),
         ("--merge=nothing.jsonl", "there is no file nothing.jsonl"),
     ):

@@ -17,7 +17,7 @@ import flowdup
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config, read_config
 from flowdup.errors import TrainingError
-from flowdup.methods import Latest, Params, register_method
+from flowdup.methods import Deployed, Params, register_method
 from flowdup.methods.fedavg import FedAvg
 from flowdup.run import RunFolder, Simulation, embed_run, evaluate_run
 from flowdup.settings import plain
@@ -133,7 +133,7 @@ class Hopeful(FedAvg):
     def server_state(self) -> Params:
         return {"lowest": torch.tensor(torch.inf)}
 
-    def update_server_state(self, state: Params, loss: torch.Tensor, latest: Latest) -> Params:
+    def update_server_state(self, state: Params, loss: torch.Tensor, deployed: Deployed) -> Params:
         return {"lowest": torch.minimum(state["lowest"], loss)}
 
 
@@ -150,7 +150,7 @@ class Watching(FedAvg):
 
     seen: ClassVar[list[int]] = []
 
-    def update_server_state(self, state: Params, loss: torch.Tensor, latest: Latest) -> Params:
+    def update_server_state(self, state: Params, loss: torch.Tensor, deployed: Deployed) -> Params:
         self.seen.append(torch.get_num_threads())
         return state
 

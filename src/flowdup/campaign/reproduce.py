@@ -95,6 +95,8 @@ def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:
         if getattr(request, option) < 0:
             raise ConfigError(f"--{option} cannot be below 0")
     parts = [_name_and_rows(text) for text in wanted]
+    if request.rows and any(rows for _, rows in parts):
+        raise ConfigError("give rows as TABLE/ROW or with --rows, not both")
     whole = {name: load_experiment(name) for name, _ in parts}
     for name, rows in parts:
         _titles("row", rows, whole[name].rows)

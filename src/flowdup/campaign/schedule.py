@@ -106,8 +106,8 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
     return Plan(known, missing, later)
 
 
-def _alone(config: Config) -> Config:
-    """Without what a run stores for later use, which takes as long as many rounds."""
+def _without_familiarity(config: Config) -> Config:
+    """Storing nothing to tell foreign clients by, which takes as long as many rounds."""
     return replace(config, run=replace(config.run, false_alarms=0.0))
 
 
@@ -164,7 +164,7 @@ def run_campaign(
             if fits and digest not in busy and digest not in failed:
                 folder = RunFolder(work / digest[:_FOLDER_DIGITS])
                 in_hand[folder.path] = need
-                config, evaluates = _alone(need.run.config), need.evaluate
+                config, evaluates = _without_familiarity(need.run.config), need.evaluate
                 waiting.append(Job(need.title, config, folder, evaluates, need.support))
         return latest
 

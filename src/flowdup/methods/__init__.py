@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flowdup.errors import ConfigError, shorten
 from flowdup.methods.arm_cml import ARMCML, ARMCMLConfig
 from flowdup.methods.atp import ATP, ATPConfig
-from flowdup.methods.base import Batch, Latest, Method, NoSettings, Objective
+from flowdup.methods.base import Batch, Deployed, Method, NoSettings, Objective
 from flowdup.methods.context import MethodContext
 from flowdup.methods.corrected import Corrected
 from flowdup.methods.fedavg import FedAvg
@@ -34,7 +34,7 @@ from flowdup.settings import as_table, check_range, plain, read_settings, settin
 __all__ = [
     "METHODS",
     "Batch",
-    "Latest",
+    "Deployed",
     "Method",
     "MethodConfig",
     "MethodContext",

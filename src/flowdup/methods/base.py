@@ -99,8 +99,8 @@ class Method(Objective, Protocol):
         """What the server keeps between rounds besides psi, at the start."""
         return {}
 
-    def update_server_state(self, state: Params, loss: Tensor, latest: "Latest") -> Params:
-        """That after a round with this mean objective, which left what `latest` has."""
+    def update_server_state(self, state: Params, loss: Tensor, deployed: "Deployed") -> Params:
+        """That after a round with this mean objective, and what makes models since."""
         return state
 
     def logits(self, params: Params, x: Tensor, present: Tensor, query: Tensor) -> Tensor:
@@ -112,11 +112,11 @@ class Method(Objective, Protocol):
 
 
 @dataclass(frozen=True)
-class Latest:
-    """What makes models after a round: psi, its moving average where the server keeps one."""
+class Deployed:
+    """What makes models after a round."""
 
     method: Method
-    params: Params  # with the numbers of a correction (`corrected.py`), where there are any
+    params: Params  # psi or its moving average, and the numbers of a correction (`corrected.py`)
 
     def global_model(self) -> Weights:
         """The one for everyone."""

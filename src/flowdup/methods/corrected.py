@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from flowdup.errors import ConfigError
-from flowdup.methods.base import Batch, Latest, Method
+from flowdup.methods.base import Batch, Deployed, Method
 from flowdup.methods.context import MethodContext
 from flowdup.methods.features import FeatureModel
 from flowdup.models.network import Weights
@@ -81,8 +81,8 @@ class Corrected(Method):
     def server_state(self) -> Params:
         return self.method.server_state()
 
-    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
-        return self.method.update_server_state(state, loss, latest)
+    def update_server_state(self, state: Params, loss: Tensor, deployed: Deployed) -> Params:
+        return self.method.update_server_state(state, loss, deployed)
 
     def _calibrated(self, theta: Weights, params: Params) -> Weights:
         if f"{PREFIX}scale" not in params:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from flowdup.methods.base import Batch, Latest, NoSettings, adjusted_loss
+from flowdup.methods.base import Batch, Deployed, NoSettings, adjusted_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
 from flowdup.methods.teacher import Teacher, TeacherConfig
@@ -40,7 +40,7 @@ class FedAvgPseudo(FedAvg):
 
     def __init__(self, config: FedAvgPseudoConfig, context: MethodContext) -> None:
         super().__init__(NoSettings(), context)
-        self.config, self.teacher = config, Teacher(config.teacher, context)
+        self.config, self.teacher = config, Teacher.for_everyone(config.teacher, context)
         self.broadcast = self.teacher.broadcast
 
     def labels(self, start: Params, x: Tensor, y: Tensor, present: Tensor) -> Tensor:
@@ -52,5 +52,5 @@ class FedAvgPseudo(FedAvg):
     def server_state(self) -> Params:
         return self.teacher.server_state()
 
-    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
-        return self.teacher.updated(state, latest.global_model())
+    def update_server_state(self, state: Params, loss: Tensor, deployed: Deployed) -> Params:
+        return self.teacher.updated(state, deployed.global_model())

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowdup.methods.base import Batch, Latest, NoSettings
+from flowdup.methods.base import Batch, Deployed, NoSettings
 from flowdup.methods.context import MethodContext
 from flowdup.methods.fedavg import FedAvg
 from flowdup.params import Params
@@ -70,7 +70,7 @@ class FedProx(FedAvg):
             "falls": zero,
         }
 
-    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
+    def update_server_state(self, state: Params, loss: Tensor, deployed: Deployed) -> Params:
         if not self.config.adaptive:
             return state
         rounds, total = state["rounds"] + 1, state["total"] + loss

@@ -1,7 +1,7 @@
 """FLowDUP+: FLowDUP that begins from FedAvg's model, learns theta_0 on, and knows class shares.
 
 FLowDUP (`flowdup.py`) with a global model theta in the place of theta_0, which is trained as well,
-and best begun from a stage of FedAvg, which theta and h1's trunk start from:
+and mostly begun from a stage of FedAvg, which theta and h1's trunk start from:
 
     L   = mean over (x', y') of l(y', f(x'; theta + P v) + log q)
     L_0 = mean over (x, y) of l(y, f(x; theta)), with logit adjustment (`fedavg_la.py`)
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flowdup.errors import ConfigError
 from flowdup.hypernetwork import HypernetworkConfig
-from flowdup.methods.base import Batch, Latest, adjusted_loss, log_label_shares, mean_loss
+from flowdup.methods.base import Batch, Deployed, adjusted_loss, log_label_shares, mean_loss
 from flowdup.methods.context import MethodContext
 from flowdup.methods.flowdup import FLowDUP, FLowDUPConfig
 from flowdup.methods.teacher import Teacher, TeacherConfig
@@ -50,7 +50,7 @@ class FLowDUPPlusConfig(FLowDUPConfig):
     adjusted: float = 0.5  # the share of L_0 that knows the client's label shares
     prior: bool = True  # whether L knows label shares
     pseudo_labels: bool = False  # whether a teacher labels points that have no label
-    personal_teacher: bool = False  # whether it is the client's own model, not theta
+    personal_teacher: bool = False  # whether that teacher is the client's own model, not theta
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     head: float = 0.0  # the weight of a classification loss of h1, through a layer of its own
 
@@ -70,6 +70,11 @@ class FLowDUPPlus(FLowDUP):
         self.head_shape = context.spec.classes, config.hypernetwork.embedding
         self.relabels = config.pseudo_labels
         if not self.relabels:
+            if config.personal_teacher:
+                raise ConfigError(
+                    "method.personal_teacher says whose labels clients train on, and there are "
+                    "none without method.pseudo_labels = true: set both, or neither"
+                )
             return
         if not config.personal_teacher and not config.train_theta and not context.start:
             raise ConfigError(
@@ -82,7 +87,7 @@ class FLowDUPPlus(FLowDUP):
 
     def _teacher(self, context: MethodContext) -> Teacher:
         if not self.plus.personal_teacher:
-            return Teacher(self.plus.teacher, context)
+            return Teacher.for_everyone(self.plus.teacher, context)
         shapes = {n: tuple(p.shape) for n, p in self.init(ZeroStream(0)).items()}
         theta = prefixed("theta.", context.start_here()) if self.plus.train_theta else {}
         return Teacher(self.plus.teacher, context, shapes, theta, self.personalize)
@@ -121,13 +126,13 @@ class FLowDUPPlus(FLowDUP):
     def server_state(self) -> Params:
         return self.teacher.server_state() if self.relabels else {}
 
-    def update_server_state(self, state: Params, loss: Tensor, latest: Latest) -> Params:
+    def update_server_state(self, state: Params, loss: Tensor, deployed: Deployed) -> Params:
         if not self.relabels:
             return state
         if self.plus.personal_teacher:
-            return self.teacher.updated(state, latest.params)
+            return self.teacher.updated(state, deployed.params)
         if self.plus.train_theta:
-            return self.teacher.updated(state, latest.global_model())
+            return self.teacher.updated(state, deployed.global_model())
         return state
 
     def global_model(self, params: Params) -> Weights:

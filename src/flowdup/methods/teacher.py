@@ -2,10 +2,10 @@
 
 It is one model for everyone, whose weights the server broadcasts after every round: of psi's moving
 average where the server keeps one, calibrated where validation clients calibrate it
-(`corrected.py`).  Or the server broadcasts that average of psi itself, and the teacher is the model
-that it makes of the client's own points (`flowdup_plus.py`).  Before a client takes its steps, with
-teacher T and class shares q by EM (`prior.py`) on all of its points without a label, as they are,
-not augmented,
+(`corrected.py`).  A personal teacher is the model that psi's average makes of the client's own
+points, not calibrated: the server broadcasts this average (`flowdup_plus.py`).  Before a client
+takes its steps, with teacher T and class shares q by EM (`prior.py`) on all of its points without a
+label, as they are, not augmented,
 
     y(x) = argmax of T(x) + log q,  if its probability is at least `threshold`, and above chance
 
@@ -55,10 +55,6 @@ class TeacherConfig:
 Maker = Callable[[Params, Tensor, Tensor], Weights]  # as `Method.personalize`
 
 
-def _for_everyone(params: Params, x: Tensor, present: Tensor) -> Weights:
-    return params
-
-
 class Teacher:
     """Its parameters are part of the method's server state, `broadcast` to clients."""
 
@@ -66,15 +62,19 @@ class Teacher:
         self,
         config: TeacherConfig,
         context: MethodContext,
-        shapes: Shapes | None = None,  # of the parameters; None: they are the model's weights
-        start: Params | None = None,  # those among them that are known; None: the stage's start
-        model: Maker = _for_everyone,
+        shapes: Shapes,  # of its parameters
+        start: Params,  # those of them that are not 0 at the start
+        model: Maker,  # of its parameters
     ) -> None:
-        self.config, self.f, self.model = config, context.f, model
-        self.shapes = shapes or self.f.shapes
-        self.start = context.start_here() if start is None else start
-        self.warm_up = 0 if context.start else config.warm_up
-        self.broadcast = tuple(f"{_PREFIX}{name}" for name in self.shapes)
+        self.config, self.f, self.shapes, self.start = config, context.f, shapes, start
+        self.model, self.knows = model, bool(context.start)
+        self.warm_up = 0 if self.knows else config.warm_up
+        self.broadcast = tuple(f"{_PREFIX}{name}" for name in shapes)
+
+    @classmethod
+    def for_everyone(cls, config: TeacherConfig, context: MethodContext) -> "Teacher":
+        """One model, whose weights are the parameters."""
+        return cls(config, context, context.f.shapes, context.start_here(), lambda own, *_: own)
 
     def server_state(self) -> Params:
         """Its parameters at the start, and the rounds since."""
@@ -93,8 +93,8 @@ class Teacher:
         params = strip_prefix(start, _PREFIX)
         weights = self.model(params, x, present)
         logits = torch.cat([self.f(weights, rows) for rows in torch.split(x, _CHUNK)])
-        learned = torch.stack([p.any() for p in params.values()]).any()  # all 0: nothing yet
-        logits = logits * learned  # [n, classes]
+        if not self.knows:  # parameters that are all 0 have learned nothing yet
+            logits = logits * torch.stack([p.any() for p in params.values()]).any()
         if self.config.prior:
             without = present * (y < 0)
             sparsity = sparsity_for(logits.shape[1], self.config.sparsity)
