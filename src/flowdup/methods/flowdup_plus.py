@@ -59,6 +59,11 @@ class FLowDUPPlusConfig(FLowDUPConfig):
         check_range("method.adjusted", self.adjusted, 0, 1)
         for name in ("global_loss", "head"):
             check_range(f"method.{name}", getattr(self, name), 0)
+        if self.personal_teacher and not self.pseudo_labels:
+            raise ConfigError(
+                "method.personal_teacher says whose labels clients train on, and there are none "
+                "without method.pseudo_labels = true: set both, or neither"
+            )
 
 
 class FLowDUPPlus(FLowDUP):
@@ -69,28 +74,23 @@ class FLowDUPPlus(FLowDUP):
         self.plus, self.init_model = config, context.init_model
         self.head_shape = context.spec.classes, config.hypernetwork.embedding
         self.relabels = config.pseudo_labels
-        if not self.relabels:
-            if config.personal_teacher:
-                raise ConfigError(
-                    "method.personal_teacher says whose labels clients train on, and there are "
-                    "none without method.pseudo_labels = true: set both, or neither"
-                )
-            return
-        if not config.personal_teacher and not config.train_theta and not context.start:
+        if self.relabels:
+            self.teacher = self._teacher(context)
+            self.broadcast = self.teacher.broadcast
+
+    def _teacher(self, context: MethodContext) -> Teacher:
+        config = self.plus
+        if config.personal_teacher:
+            shapes = {n: tuple(p.shape) for n, p in self.init(ZeroStream(0)).items()}
+            theta = prefixed("theta.", context.start_here()) if config.train_theta else {}
+            return Teacher(config.teacher, context, shapes, theta, self.personalize)
+        if not config.train_theta and not context.start:
             raise ConfigError(
                 "method.pseudo_labels needs a teacher, and with train_theta = false there is none "
                 "but the model of a stage before: give one in [[before]] or `start`, or set "
                 "method.train_theta or method.personal_teacher to true"
             )
-        self.teacher = self._teacher(context)
-        self.broadcast = self.teacher.broadcast
-
-    def _teacher(self, context: MethodContext) -> Teacher:
-        if not self.plus.personal_teacher:
-            return Teacher.for_everyone(self.plus.teacher, context)
-        shapes = {n: tuple(p.shape) for n, p in self.init(ZeroStream(0)).items()}
-        theta = prefixed("theta.", context.start_here()) if self.plus.train_theta else {}
-        return Teacher(self.plus.teacher, context, shapes, theta, self.personalize)
+        return Teacher.for_everyone(config.teacher, context)
 
     def init(self, stream: Stream) -> Params:
         psi = super().init(stream)

@@ -67,8 +67,8 @@ class Teacher:
         model: Maker,  # of its parameters
     ) -> None:
         self.config, self.f, self.shapes, self.start = config, context.f, shapes, start
-        self.model, self.knows = model, bool(context.start)
-        self.warm_up = 0 if self.knows else config.warm_up
+        self.model, self.has_start = model, bool(context.start)
+        self.warm_up = 0 if self.has_start else config.warm_up
         self.broadcast = tuple(f"{_PREFIX}{name}" for name in shapes)
 
     @classmethod
@@ -93,7 +93,7 @@ class Teacher:
         params = strip_prefix(start, _PREFIX)
         weights = self.model(params, x, present)
         logits = torch.cat([self.f(weights, rows) for rows in torch.split(x, _CHUNK)])
-        if not self.knows:  # parameters that are all 0 have learned nothing yet
+        if not self.has_start:  # parameters that are all 0 have learned nothing yet
             logits = logits * torch.stack([p.any() for p in params.values()]).any()
         if self.config.prior:
             without = present * (y < 0)
