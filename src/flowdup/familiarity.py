@@ -180,8 +180,8 @@ def fit_familiarity(
             )
         return r
 
-    whole = [embedded(x) for x in training]
-    gaussian = _fit(torch.stack(whole))
+    of_training, of_validation = ([embedded(x) for x in c] for c in (training, validation))
+    gaussian = _fit(torch.stack(of_training))
 
     def sorted_scores(clients: Sequence[Tensor], whole: Sequence[Tensor], size: int) -> list[float]:
         return sorted(
@@ -190,10 +190,10 @@ def fit_familiarity(
             if len(x) >= size
         )
 
-    others = [embedded(x) for x in validation]
     limits = {}
     for size in _sizes(validation, least):
-        own, trained = (sorted_scores(*c, size) for c in ((validation, others), (training, whole)))
+        own = sorted_scores(validation, of_validation, size)
+        trained = sorted_scores(training, of_training, size)
         usual = trained[math.ceil(len(trained) * (1 - rate)) - 1] if trained else 0.0
         limits[size] = max(own[_rank(len(own), rate) - 1], usual, _LEAST)
     return replace(gaussian, limits=limits, rate=rate)
