@@ -8,15 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import STREAM, engine, method, population
+from small import METHODS as METHOD_SETTINGS
+from small import SPEC, STREAM, engine, method, population
 from torch import Tensor
 
 from flowdup.client import ClientConfig
-from flowdup.config import read_config
+from flowdup.config import merge, read_config
 from flowdup.engines import Roster, SupportQuery
 from flowdup.errors import ConfigError, TrainingError
 from flowdup.messages import Reply, Task
-from flowdup.methods import METHODS, Params, register_method
+from flowdup.methods import METHODS, MethodConfig, MethodContext, Params, register_method
 from flowdup.methods.fedavg import FedAvg
 from flowdup.optimizers import OptimizerConfig
 from flowdup.privacy import Draw
@@ -195,6 +196,27 @@ def test_a_round_steps_at_the_rate_of_its_number(round: int, rate: float) -> Non
     assert max(float(move.abs().max()) for move in constant.values()) > 1e-3
     for name, move in constant.items():
         assert torch.allclose(falling[name], rate * move, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerConfig("sgd", 0.5), OptimizerConfig("adam", 0.01)])
+@pytest.mark.parametrize("name", ["flowdup", "flowdup-corrected", "flowdup-plus", "pefll"])
+def test_h1_steps_at_its_share_of_the_rate_and_all_else_in_full(
+    name: str, optimizer: OptimizerConfig
+) -> None:
+    moves = []
+    for share in (1.0, 0.25):
+        settings = merge(METHOD_SETTINGS[name], {"hypernetwork": {"h1_rate": share}})
+        context = MethodContext("cnn-small", SPEC, STREAM, "cpu", torch.float64)
+        m = MethodConfig.from_table(settings).build(context)
+        config = ServerConfig(1, 3, optimizer=optimizer)
+        start = initial_state(config, m, STREAM, torch.device("cpu"), torch.float64)
+        runner = engine("batched", m, "float64", ClientConfig(batch_size=10))
+        done = next(train(config, m, runner, start, STREAM))
+        moves.append({n: p - start.psi[n] for n, p in done.state.psi.items()})
+    for parameter, move in moves[0].items():
+        assert move.abs().max() > 0, parameter
+        wanted = (0.25 if parameter.startswith("h1.") else 1.0) * move
+        assert torch.allclose(moves[1][parameter], wanted, rtol=1e-6, atol=1e-14), parameter
 
 
 class Told(FedAvg):

@@ -1,6 +1,6 @@
 """The server's side of a round, the paper's algorithm 1: cohort, mean of the updates, step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -248,6 +248,7 @@ def next_round(
     psi, memory = Optimizer(config.optimizer).step_along(
         state.psi, update.delta, state.optimizer, config.rate(number - state.began)
     )
+    psi = _at_rates(state.psi, psi, method.rates)
     average = _moved(state.average, psi, config.averaging, number - state.began)
     new = replace(state, round=number, psi=psi, optimizer=memory, average=average)
 
@@ -265,6 +266,17 @@ def next_round(
         new = replace(new, released=after_round(state.released, config.privacy.noise, draws))
     new = replace(new, method_state=own)
     return Round(new, update.loss, broadcast, update.padding, task.cohort, update.guard)
+
+
+def _at_rates(before: Params, after: Params, rates: Iterable[tuple[str, float]]) -> Params:
+    """psi as if parameters with these prefixes had stepped at their share of the learning rate, of
+    which the steps of both optimisers are multiples.
+    """
+    for prefix, share in rates:
+        if share != 1:
+            slow = {n: before[n].lerp(p, share) for n, p in after.items() if n.startswith(prefix)}
+            after = after | slow
+    return after
 
 
 def _moved(average: Params, psi: Params, share: float, round: int) -> Params:

@@ -52,7 +52,7 @@ class PeFLL(Method):
         self.subspace = context.subspace(SubspaceConfig("identity", k=0))
         self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
         self.h = context.hypernetwork(config.hypernetwork, self.subspace.k)
-        self.rank_one = self.h.matrices
+        self.rank_one, self.rates = self.h.matrices, self.h.rates
 
     def init(self, stream: Stream) -> Params:
         return self.h.init(stream)
