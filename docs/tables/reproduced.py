@@ -20,8 +20,10 @@ MAIN_ROWS = {
     "FLowDUP+": "**FLowDUP+**",
     "FedAvg with pseudo-labels + calibrated EM": "FedAvg, pseudo-labels, calibrated EM",
     "FedAvg + calibrated EM": "FedAvg, calibrated EM",
+    "ARM-CML": "ARM-CML",
     "FLowDUP": "FLowDUP",
 }
+_NO_CELL: Cell = {"values": {"accuracy": []}}  # of a row that a table lacks
 
 
 def main_table(results: Results) -> str:
@@ -41,7 +43,7 @@ def main_table(results: Results) -> str:
     ]
     own = []
     for name, column in places:
-        found = [cells[name, row, column] for row in MAIN_ROWS]
+        found = [cells.get((name, row, column), _NO_CELL) for row in MAIN_ROWS]
         means = [_mean(cell, "accuracy") for cell in found]
         own.append(bold([_spread(cell, "accuracy") for cell in found], means, max))
     rows = zip(*own, strict=True)
