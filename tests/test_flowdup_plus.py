@@ -62,7 +62,8 @@ def adjusted(logits: Tensor, y: Tensor, share: float) -> Tensor:
 def plus_written_out(m: Any, params: Params, data: Batch, table: dict[str, Any]) -> Tensor:
     """The objective on a full and labeled batch of 20."""
     x, y = data.x, data.y
-    z = m.h.h1(strip_prefix(params, "h1."), x[:10])
+    makes, scored = (slice(10), slice(10, 20)) if table["split_batch"] else (slice(20), slice(20))
+    z = m.h.h1(strip_prefix(params, "h1."), x[makes])
     r = torch.cat([z.mean(0), z.std(0, correction=0)])
     r = (r - r.mean()) / (r.var(correction=0) + 1e-5).sqrt()
     hidden = (params["h2.hidden.weight"] @ r + params["h2.hidden.bias"]).relu()
@@ -71,13 +72,13 @@ def plus_written_out(m: Any, params: Params, data: Batch, table: dict[str, Any])
     if table["train_theta"]:  # theta_0 gives way to theta
         theta = {n: w - t for (n, w), t in zip(theta.items(), at_zero(m).values(), strict=True)}
         theta = {n: w + params[f"theta.{n}"] for n, w in theta.items()}
-    logits = m.f(theta, x[10:])
+    logits = m.f(theta, x[scored])
     if table["prior"]:
         logits = logits + shares(y).log()
-    loss = cross_entropy(logits, y[10:]) + 1e-2 * (v - params["psi_r"]).square().sum()
+    loss = cross_entropy(logits, y[scored]) + 1e-2 * (v - params["psi_r"]).square().sum()
     if table["head"]:
         own = z @ params["head.weight"].T + params["head.bias"]
-        loss = loss + table["head"] * cross_entropy(own, y[:10])
+        loss = loss + table["head"] * cross_entropy(own, y[makes])
     if table["train_theta"]:
         for_all = adjusted(m.f(strip_prefix(params, "theta."), x), y, 0.5)
         loss = loss + table["global_loss"] * for_all
@@ -92,10 +93,12 @@ def at_zero(m: Any) -> Weights:
 @pytest.mark.parametrize("prior", [True, False])
 @pytest.mark.parametrize("head", [0.3, 0.0])
 @pytest.mark.parametrize("train_theta", [True, False])
+@pytest.mark.parametrize("split", [True, False])
 def test_the_objective_of_flowdup_plus_is_its_docstring_written_out(
-    prior: bool, head: float, train_theta: bool
+    prior: bool, head: float, train_theta: bool, split: bool
 ) -> None:
-    table = PLUS | {"head": head, "train_theta": train_theta, "prior": prior}
+    settings = {"head": head, "train_theta": train_theta, "prior": prior, "split_batch": split}
+    table = PLUS | settings
     m = build(table, a_start())
     params, began, data = noisy(doubles(m)), doubles(m, 2), batch(client(0, 20))
     found = m.loss(params, data, began)

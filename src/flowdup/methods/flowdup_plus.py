@@ -12,10 +12,11 @@ models are corrected for class shares as well, and drawn back to theta where tha
 validation clients: use it with `method.correction = "em"` and `server.averaging`.
 
 Departures from FLowDUP, each a setting: the above, and r(X) has the deviation of every feature
-beside its mean (`hypernetwork.pooling`).  Off by default: h1 taught to classify the generating half
-(`head`, a loss beside L), and labels by a teacher for points that have none (`pseudo_labels`,
-`teacher.py`), which is theta or, with `personal_teacher`, the client's own model theta + P v.  With
-`train_theta = false`, theta is what the stage began from, without L_0.
+beside its mean (`hypernetwork.pooling`).  Off by default: all points of a batch make the model and
+score it (`split_batch = false`), h1 taught to classify the points that it reads (`head`, a loss
+beside L), and labels by a teacher for points that have none (`pseudo_labels`, `teacher.py`), which
+is theta or, with `personal_teacher`, the client's own model theta + P v.  With `train_theta =
+false`, theta is what the stage began from, without L_0.
 
 Sent per client and round: as FLowDUP with 2 e for e; theta, 4 d bytes each way; and a teacher,
 4 d down, a personal one as much as psi.
@@ -52,6 +53,7 @@ class FLowDUPPlusConfig(FLowDUPConfig):
     pseudo_labels: bool = False  # whether a teacher labels points that have no label
     personal_teacher: bool = False  # whether that teacher is the client's own model, not theta
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    split_batch: bool = True  # half a batch makes the model, half scores it; false: all do both
     head: float = 0.0  # the weight of a classification loss of h1, through a layer of its own
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class FLowDUPPlus(FLowDUP):
         return self.teacher.labels(start, x, y, present)
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
-        unlabeled, query = batch.halves()
+        unlabeled, query = batch.halves() if self.plus.split_batch else (batch, batch)
         z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [B/2, embedding]
         v = self.h.head(params, self.h.pool([(z, unlabeled.present)]))
         theta = strip_prefix(params, "theta.")
