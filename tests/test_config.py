@@ -79,6 +79,7 @@ def test_a_wrong_value_is_answered_with_what_is_wanted(text: str, message: str) 
         "method.hypernetwork.hidden=0",
         "method.hypernetwork.embedding=-1",
         "method.hypernetwork.chunk=0",
+        "method.hypernetwork.h1_lr_scale=-0.1",
         "method.regularization=-1.0",
         "method.regularization=nan",
         "method.reduction=max",

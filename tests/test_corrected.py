@@ -127,7 +127,7 @@ def test_training_is_the_methods_own_to_the_bit(name: str) -> None:
     own, other = (m.update_server_state(state, loss, Deployed(m, psi)) for m in (plain, worn))
     assert all(torch.allclose(own[n], other[n], 0, 0, equal_nan=True) for n in state)
     kept = ("learns_unlabeled", "fingerprint", "k", "batch_size", "has_embedding", "broadcast")
-    for what in (*kept, "interpolates", "relabels", "rank_one", "rates"):
+    for what in (*kept, "interpolates", "relabels", "rank_one", "lr_scales"):
         assert getattr(plain, what) == getattr(worn, what), what
     assert worn.is_corrected
     assert not plain.is_corrected

@@ -200,12 +200,12 @@ def test_a_round_steps_at_the_rate_of_its_number(round: int, rate: float) -> Non
 
 @pytest.mark.parametrize("optimizer", [OptimizerConfig("sgd", 0.5), OptimizerConfig("adam", 0.01)])
 @pytest.mark.parametrize("name", ["flowdup", "flowdup-corrected", "flowdup-plus", "pefll"])
-def test_h1_steps_at_its_share_of_the_rate_and_all_else_in_full(
+def test_h1_steps_at_its_own_rate_and_all_else_at_the_servers(
     name: str, optimizer: OptimizerConfig
 ) -> None:
     moves = []
-    for share in (1.0, 0.25):
-        settings = merge(METHOD_SETTINGS[name], {"hypernetwork": {"h1_rate": share}})
+    for scale in (1.0, 0.25):
+        settings = merge(METHOD_SETTINGS[name], {"hypernetwork": {"h1_lr_scale": scale}})
         context = MethodContext("cnn-small", SPEC, STREAM, "cpu", torch.float64)
         m = MethodConfig.from_table(settings).build(context)
         config = ServerConfig(1, 3, optimizer=optimizer)

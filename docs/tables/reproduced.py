@@ -161,8 +161,9 @@ def _values(cell: Cell, measure: str) -> list[float]:
 
 
 def _mean(cell: Cell, measure: str) -> float | None:
+    """To a tenth, as it is shown, so that what looks alike is alike."""
     values = _values(cell, measure)
-    return sum(values) / len(values) if values else None
+    return round(sum(values) / len(values), 1) if values else None
 
 
 def _spread(cell: Cell, measure: str) -> str:

@@ -32,13 +32,13 @@ class HypernetworkConfig:
     normalize: bool = True  # LayerNorm of r(X) before h2
     output_scale: float = 0.01  # of h2's last layer at the start, so that v starts near 0
     chunk: int = 2048  # inputs that pass through h1 at once
-    h1_rate: float = 1.0  # h1's learning rate at the server, as a share of server.optimizer.lr
+    h1_lr_scale: float = 1.0  # what server.optimizer.lr is multiplied by for h1
 
     def __post_init__(self) -> None:
         for name in ("embedding", "hidden", "chunk"):
             check_range(f"method.hypernetwork.{name}", getattr(self, name), 1)
         check_range("method.hypernetwork.layers", self.layers, 1, 1000)
-        check_range("method.hypernetwork.h1_rate", self.h1_rate, 0)
+        check_range("method.hypernetwork.h1_lr_scale", self.h1_lr_scale, 0)
         if self.pooling not in ("mean", "mean-std"):
             raise ConfigError(
                 f"method.hypernetwork.pooling is 'mean' or 'mean-std', not '{self.pooling}'"
@@ -91,9 +91,9 @@ class Hypernetwork:
         return tuple(f"{name}.weight" for name in (*self._hidden(), "h2.output"))
 
     @property
-    def rates(self) -> tuple[tuple[str, float], ...]:
-        """What has a share of the server's learning rate: h1."""
-        return (("h1.", self.config.h1_rate),)
+    def lr_scales(self) -> tuple[tuple[str, float], ...]:
+        """What the server's learning rate is multiplied by, by prefix."""
+        return (("h1.", self.config.h1_lr_scale),)
 
     def _hidden(self) -> list[str]:
         """The names of h2's hidden layers."""

@@ -248,7 +248,7 @@ def next_round(
     psi, memory = Optimizer(config.optimizer).step_along(
         state.psi, update.delta, state.optimizer, config.rate(number - state.began)
     )
-    psi = _at_rates(state.psi, psi, method.rates)
+    psi = _scaled(state.psi, psi, method.lr_scales)
     average = _moved(state.average, psi, config.averaging, number - state.began)
     new = replace(state, round=number, psi=psi, optimizer=memory, average=average)
 
@@ -268,14 +268,14 @@ def next_round(
     return Round(new, update.loss, broadcast, update.padding, task.cohort, update.guard)
 
 
-def _at_rates(before: Params, after: Params, rates: Iterable[tuple[str, float]]) -> Params:
-    """psi as if parameters with these prefixes had stepped at their share of the learning rate, of
-    which the steps of both optimisers are multiples.
+def _scaled(before: Params, after: Params, scales: Iterable[tuple[str, float]]) -> Params:
+    """After a step at other learning rates for parameters with these prefixes: the steps of both
+    optimisers are multiples of it.
     """
-    for prefix, share in rates:
-        if share != 1:
-            slow = {n: before[n].lerp(p, share) for n, p in after.items() if n.startswith(prefix)}
-            after = after | slow
+    for prefix, scale in scales:
+        if scale != 1:
+            step = {n: before[n].lerp(p, scale) for n, p in after.items() if n.startswith(prefix)}
+            after = after | step
     return after
 
 

@@ -61,7 +61,7 @@ class Method(Objective, Protocol):
     f: Network  # the client's model
     learns_unlabeled: bool = False  # whether clients without any label take part in training
     fingerprint: str = ""  # of what comes from the seed and is never sent; empty if nothing does
-    rates: tuple[tuple[str, float], ...] = ()  # shares of the server's rate, by parameters' prefix
+    lr_scales: tuple[tuple[str, float], ...] = ()  # times the server's rate, by parameters' prefix
     k: int | None = None  # the dimension of its subspace, if it has one
     batch_size: int = 0  # that local batches must have; 0: any
     has_embedding: bool = False  # whether `embedding` tells clients apart

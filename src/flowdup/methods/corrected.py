@@ -41,7 +41,7 @@ class Corrected(Method):
         self.k, self.batch_size = method.k, method.batch_size
         self.has_embedding, self.broadcast = method.has_embedding, method.broadcast
         self.interpolates, self.relabels = method.interpolates, method.relabels
-        self.rank_one, self.rates = method.rank_one, method.rates
+        self.rank_one, self.lr_scales = method.rank_one, method.lr_scales
         if method.predicts_jointly:
             raise ConfigError(
                 "method.correction is for methods that make models, and this one corrects "

@@ -65,7 +65,7 @@ class FLowDUP(Method):
         self.subspace = context.subspace(config.subspace)
         self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
         self.h = context.hypernetwork(config.hypernetwork, self.subspace.k)
-        self.rank_one, self.rates = self.h.matrices, self.h.rates
+        self.rank_one, self.lr_scales = self.h.matrices, self.h.lr_scales
 
     def init(self, stream: Stream) -> Params:
         psi_r = {"psi_r": torch.zeros(self.subspace.k)} if self.config.learn_psi_r else {}

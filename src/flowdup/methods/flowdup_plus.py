@@ -110,7 +110,7 @@ class FLowDUPPlus(FLowDUP):
 
     def loss(self, params: Params, batch: Batch, start: Params) -> Tensor:
         unlabeled, query = batch.halves() if self.plus.split_batch else (batch, batch)
-        z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [B/2, embedding]
+        z = self.h.h1(strip_prefix(params, "h1."), unlabeled.x)  # [points, embedding]
         v = self.h.head(params, self.h.pool([(z, unlabeled.present)]))
         theta = strip_prefix(params, "theta.")
         logits = self.f(self.subspace(v, theta), query.x)

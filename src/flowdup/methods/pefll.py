@@ -52,7 +52,7 @@ class PeFLL(Method):
         self.subspace = context.subspace(SubspaceConfig("identity", k=0))
         self.fingerprint, self.k = self.subspace.fingerprint, self.subspace.k
         self.h = context.hypernetwork(config.hypernetwork, self.subspace.k)
-        self.rank_one, self.rates = self.h.matrices, self.h.rates
+        self.rank_one, self.lr_scales = self.h.matrices, self.h.lr_scales
 
     def init(self, stream: Stream) -> Params:
         return self.h.init(stream)
