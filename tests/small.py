@@ -60,7 +60,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "train_theta": False,
         "pseudo_labels": True,
         "personal_teacher": True,
-        "split_batch": False,
         "teacher": {"threshold": 0.3, "warm_up": 0},
         "subspace": SUBSPACE,
         "hypernetwork": {"embedding": 12, "hidden": 10},

@@ -54,6 +54,20 @@ class Greedy(FedAvg):
 
 register_method("greedy", Greedy)
 """
+SPOILED = """
+import os
+from pathlib import Path
+from flowdup.methods import register_method
+from flowdup.methods.fedavg import FedAvg
+
+Path(__file__).with_name(f"{os.getpid()}.pid").touch()
+
+class Spoiled(FedAvg):
+    def loss(self, params, batch, start):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+register_method("spoiled", Spoiled)
+"""
 # as where typer and rich are not installed
 BARE = (
     "import runpy, sys; sys.modules.update(typer=None, rich=None); "
@@ -202,6 +216,23 @@ def test_a_full_gpu_is_no_outcome_of_a_run(tmp_path: Path, engine: str) -> None:
         METHODS.unregister("greedy")
     greedy, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
     assert (greedy["failed"], greedy["seeds"], whole["seeds"]) == ({}, [], [0])
+
+
+def test_after_an_error_that_nobody_foresaw_a_fresh_process_goes_on(tmp_path: Path) -> None:
+    own = [f"{tmp_path}/spoiled.py"]
+    Path(own[0]).write_text(SPOILED)
+    import_modules(own)
+    try:
+        text = table_of_one_that_fails('{ name = "spoiled" }') + "seeds = [0, 1, 2]\n"
+        (tmp_path / "tiny.toml").write_text(text)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            list(reproduce(request(tmp_path), modules=own))
+    finally:
+        METHODS.unregister("spoiled")
+    spoiled, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
+    assert (spoiled["seeds"], whole["seeds"]) == ([], [0, 1, 2])
+    workers = {path.stem for path in tmp_path.glob("*.pid")} - {str(os.getpid())}
+    assert len(workers) == 3  # two, and one in the place of the spoiled one
 
 
 def test_columns_alone_are_run_with_what_another_column_chooses(tmp_path: Path) -> None:

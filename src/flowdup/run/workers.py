@@ -63,6 +63,7 @@ class _Worker:
     """A process, and the job that it has."""
 
     def __init__(self, threads: int, modules: Sequence[str]) -> None:
+        self.threads, self.modules = threads, modules
         spawn = get_context("spawn")
         self.connection, other = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(other, threads, modules))
@@ -71,6 +72,7 @@ class _Worker:
         other.close()  # so that the worker's death closes the pipe
         self.job: Job | None = None
         self.since = 0.0  # when it took the job
+        self.spoiled = False  # by an error that nobody foresaw: CUDA's leave nothing that works
 
     def send(self, message: object) -> None:
         try:
@@ -85,7 +87,15 @@ class _Worker:
     def finish(self) -> Ended:
         job, self.job = self.job, None
         assert job is not None
-        return Ended(job, self._outcome(job), time.monotonic() - self.since)
+        outcome = self._outcome(job)
+        self.spoiled = isinstance(outcome, Exception) and not isinstance(outcome, FlowdupError)
+        return Ended(job, outcome, time.monotonic() - self.since)
+
+    def end(self) -> None:
+        self.send(None)
+        self.process.join(_FAREWELL_SECONDS)
+        self.process.kill()
+        self.process.join()
 
     def _outcome(self, job: Job) -> bool | Exception:
         try:
@@ -136,7 +146,8 @@ def run_jobs(
 
     Between two of them the caller may change what is waiting: the processes go on with that.  When
     `stop` says so, nothing more is begun, and what is in hand saves its round and stops.  A process
-    that died is not replaced; with the last one it ends, whatever is waiting.
+    that died is not replaced; with the last one it ends, whatever is waiting.  One with an error
+    that nobody foresaw is, before it would get another job.
     """
     stopping = False
     with _started(workers, modules) as pool:
@@ -147,9 +158,13 @@ def run_jobs(
                     worker.send(None)
             if stopping:
                 waiting.clear()
-            for worker in pool:
-                if waiting and not worker.job:
-                    worker.take(waiting.popleft())
+            for place, worker in enumerate(pool):
+                if not waiting or worker.job:
+                    continue
+                if worker.spoiled:
+                    worker.end()
+                    pool[place] = _Worker(worker.threads, worker.modules)
+                pool[place].take(waiting.popleft())
             for worker in _ready(pool):
                 ended = worker.finish()
                 if not worker.process.is_alive():
