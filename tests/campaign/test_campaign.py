@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,37 +204,42 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_pa
     assert (broken["seeds"], whole["seeds"]) == ([], [0])
 
 
+@contextmanager
+def own_method(folder: Path, name: str, source: str) -> Iterator[list[str]]:
+    """A method that a module of this text registers, here and in workers."""
+    file = folder / f"{name}_{folder.name}.py"  # a module's name, so no other test's
+    file.write_text(source)
+    import_modules([str(file)])
+    try:
+        yield [str(file)]
+    finally:
+        METHODS.unregister(name)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_a_full_gpu_is_no_outcome_of_a_run(tmp_path: Path, engine: str) -> None:
-    own = [f"{tmp_path}/greedy_{engine}.py"]
-    Path(own[0]).write_text(GREEDY)
-    import_modules(own)
-    try:
-        text = table_of_one_that_fails('{ name = "greedy" }', engine)
-        (tmp_path / "tiny.toml").write_text(text)
-        with pytest.raises(GpuMemoryError, match="does not fit in the GPU's memory"):
-            list(reproduce(request(tmp_path), modules=own))
-    finally:
-        METHODS.unregister("greedy")
+    (tmp_path / "tiny.toml").write_text(table_of_one_that_fails('{ name = "greedy" }', engine))
+    with (
+        own_method(tmp_path, "greedy", GREEDY) as own,
+        pytest.raises(GpuMemoryError, match="does not fit in the GPU's memory"),
+    ):
+        list(reproduce(request(tmp_path), modules=own))
     greedy, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
     assert (greedy["failed"], greedy["seeds"], whole["seeds"]) == ({}, [], [0])
 
 
 def test_after_an_error_that_nobody_foresaw_a_fresh_process_goes_on(tmp_path: Path) -> None:
-    own = [f"{tmp_path}/spoiled.py"]
-    Path(own[0]).write_text(SPOILED)
-    import_modules(own)
-    try:
-        text = table_of_one_that_fails('{ name = "spoiled" }') + "seeds = [0, 1, 2]\n"
-        (tmp_path / "tiny.toml").write_text(text)
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            list(reproduce(request(tmp_path), modules=own))
-    finally:
-        METHODS.unregister("spoiled")
+    text = table_of_one_that_fails('{ name = "spoiled" }') + "seeds = [0, 1, 2]\n"
+    (tmp_path / "tiny.toml").write_text(text)
+    with (
+        own_method(tmp_path, "spoiled", SPOILED) as own,
+        pytest.raises(RuntimeError, match="illegal memory access"),
+    ):
+        list(reproduce(request(tmp_path), modules=own))
     spoiled, whole = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
     assert (spoiled["seeds"], whole["seeds"]) == ([], [0, 1, 2])
-    workers = {path.stem for path in tmp_path.glob("*.pid")} - {str(os.getpid())}
-    assert len(workers) == 3  # two, and one in the place of the spoiled one
+    began = {path.stem for path in tmp_path.glob("*.pid")} - {str(os.getpid())}
+    assert len(began) == 3  # two, and one in the place of the spoiled one
 
 
 def test_columns_alone_are_run_with_what_another_column_chooses(tmp_path: Path) -> None:
