@@ -269,13 +269,13 @@ def next_round(
 
 
 def _scaled(before: Params, after: Params, scales: Iterable[tuple[str, float]]) -> Params:
-    """After a step at other learning rates for parameters with these prefixes: the steps of both
-    optimisers are multiples of it.
+    """psi after the same step, at another learning rate for parameters with these prefixes: the
+    steps of both optimisers are multiples of it.
     """
     for prefix, scale in scales:
         if scale != 1:
-            step = {n: before[n].lerp(p, scale) for n, p in after.items() if n.startswith(prefix)}
-            after = after | step
+            moved = {n: before[n].lerp(p, scale) for n, p in after.items() if n.startswith(prefix)}
+            after = after | moved
     return after
 
 
