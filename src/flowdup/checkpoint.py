@@ -184,7 +184,7 @@ def _read_progress(header: dict[str, Any], round: int) -> dict[str, Any]:
         best = BestRound(
             get_count(table, "round"), get_number(table, "accuracy"), get_count(table, "misses")
         )
-    if began > round or (best and not began < best.round <= round):
+    if began > round or (best and not began <= best.round <= round):
         raise ValueError("its stage or best round comes after its round")
     return {
         "stage": get_count(stage, "number"),

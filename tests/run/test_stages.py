@@ -18,9 +18,11 @@ from staged import FIRST, SECOND, TABLE, shaky, staged, train
 from flowdup import Config, evaluate_run, load, load_config, read_config, train_run
 from flowdup.checkpoint import load_checkpoint
 from flowdup.errors import CheckpointError, ConfigError
+from flowdup.evaluation import transductive_accuracy
 from flowdup.models import Weights
 from flowdup.run import RunFolder, Simulation
 from flowdup.run.comparison import collect, read_comparison
+from flowdup.run.round_metrics import validated
 from flowdup.server import ServerState
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +129,30 @@ def test_what_a_stage_begins_from_is_sent_once(run: RunFolder, tmp_path: Path) -
     assert evaluate_run(tmp_path / "alone", population())["cost"]["bytes_once"] == 0
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_last_stage_that_makes_it_worse_leaves_what_it_began_from(
+    resumed: bool, tmp_path: Path
+) -> None:
+    first = {"method": {"name": "fedavg", "correction": "em"}, "server": {"rounds": 3}}
+    calm = {**first, "client": {"batch_size": 10, "optimizer": {"lr": 0.01}}}
+    config = shaky(4, before=[calm])
+    rows = train(config, tmp_path)
+    assert rows[3]["start_accuracy"] > max(row["validation_accuracy"] for row in rows[3:])
+    if resumed:
+        train(shaky(5, before=[calm]), tmp_path, resume=True)
+    start = load_checkpoint(tmp_path / "checkpoint")[1].start
+    best, told = load(tmp_path), evaluate_run(tmp_path, population())
+    assert best.round == told["round"] == 3 and equal(best.psi, start)
+    simulation, state = Simulation.resume(config, tmp_path / "best", population())
+    found = transductive_accuracy(simulation.engine, state.deployed, population().validation)
+    assert found.mean == rows[3]["start_accuracy"]
+
+
+def test_the_start_is_not_kept_where_the_last_round_is_asked_for(tmp_path: Path) -> None:
+    rows = train(two_stages(keep="last"), tmp_path)
+    assert not any("start_accuracy" in row for row in rows) and load(tmp_path).round == 5
+
+
 def test_a_stage_that_gets_no_better_makes_room_for_the_next(tmp_path: Path) -> None:
     config = two_stages(patience=1)
     rows = train(config, tmp_path)
@@ -183,8 +209,9 @@ for rounds in (1, 3, 5, 6, 9):  # inside of every stage and at both borders
     killed(lambda: None, home / str(rounds))
 best, saves = {}, 0
 for row in work.rows:
-    if row.get("validation_accuracy", -1) > best.get(row["stage"], -1):
-        best[row["stage"]], saves = row["validation_accuracy"], saves + 1
+    for found_here in (row.get("start_accuracy", -1), row.get("validation_accuracy", -1)):
+        if found_here > best.get(row["stage"], -1):
+            best[row["stage"]], saves = found_here, saves + 1
 for number in (1, 4, 2 * saves - 1, 2 * saves):  # before the tensors or the header of a best round
     killed(lambda: before_replacing_best(number), home / f"best-{number}")
 print(found)
@@ -276,9 +303,11 @@ def test_a_comparison_may_have_variants_with_stages(tmp_path: Path) -> None:
         evaluate_run(job.run.path)
     rows = collect(jobs, tmp_path)
     assert [row["method"] for row in rows] == ["flowdup", "flowdup"]
-    assert rows[1]["rounds"] in (4, 5)
-    kept = warm_job.run.read_metrics()[rows[1]["rounds"] - 1]
-    assert rows[1]["validation"] == kept["validation_accuracy"]
+    told = {v.round: v for v in validated(warm_job.run.read_metrics(), stage=1)}
+    assert {*told} == {3, 4, 5}
+    kept = told[rows[1]["rounds"]]
+    assert rows[1]["validation"] == kept.accuracy == max(v.accuracy for v in told.values())
+    assert rows[1]["validation_worst_decile"] == kept.worst_decile
 
 
 def test_several_processes_go_on_from_the_command_line_as_one_would(tmp_path: Path) -> None:

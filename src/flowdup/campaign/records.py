@@ -11,14 +11,13 @@ from typing import Any
 
 from flowdup.campaign.cells import Run
 from flowdup.campaign.identity import deciding_settings, identity
-from flowdup.config import Config
 from flowdup.data import load_population
 from flowdup.errors import CheckpointError, TrainingError
 from flowdup.files import write_atomic
 from flowdup.personalize import load
 from flowdup.random import Stream
 from flowdup.run import RunFolder
-from flowdup.run.folder import Metrics
+from flowdup.run.round_metrics import validated
 from flowdup.settings import plain
 from flowdup.strict_json import get_object, read_object
 
@@ -94,36 +93,28 @@ def _read_lines(path: Path) -> Iterator[Record]:
 def record_of(run: Run, folder: RunFolder, evaluated: bool, where: Record) -> Record:
     """Of a trained run, evaluated on test clients or not; `where` it was computed."""
     rows = folder.read_metrics()
-    kept = _kept(rows, run.config)
-    if kept is None:
+    found = validated(rows, len(run.config.before))
+    if not found:
         raise CheckpointError(
             f"{folder.path} has no accuracy on validation clients, by which settings are chosen: "
             "set data.validation_clients"
         )
+    kept = found[-1] if run.config.run.keep == "last" else max(found, key=lambda v: v.accuracy)
     evaluation = folder.read_evaluation() if evaluated else {}
     if evaluation:
-        kept = next((row for row in rows if row["round"] == evaluation["round"]), kept)
+        kept = next((v for v in found if v.round == evaluation["round"]), kept)
         where = {key: evaluation[key] for key in ("device", "versions", "commit")}
     record = {
         "settings": deciding_settings(run.config),
         "engine": plain(run.config.engine),
-        "round": kept["round"],
+        "round": kept.round,
         "rounds": run.config.rounds,
         "seconds": rows[-1]["seconds"],
-        "validation": float(kept["validation_accuracy"]),
-        "validation_worst_decile": kept["validation_worst_decile"],
+        "validation": float(kept.accuracy),
+        "validation_worst_decile": kept.worst_decile,
         **where,
     }
     return record | (_tested(evaluation) if evaluation else {})
-
-
-def _kept(rows: list[Metrics], config: Config) -> Metrics | None:
-    """The round of the last stage that the run keeps."""
-    last = [row for row in rows if row.get("stage", 0) == len(config.before)]
-    scored = [row for row in last if "validation_accuracy" in row]
-    if config.run.keep == "last":
-        return scored[-1] if scored else None
-    return max(scored, key=lambda row: float(row["validation_accuracy"]), default=None)
 
 
 def failed_record(run: Run, why: TrainingError, where: Record) -> Record:

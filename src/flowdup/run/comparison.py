@@ -24,6 +24,7 @@ from flowdup.config import load_table, merge, nest, override, read_config
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.metrics import METRICS
 from flowdup.run.folder import ComparisonFolder
+from flowdup.run.round_metrics import validated
 from flowdup.run.workers import Job
 from flowdup.settings import Table, as_table
 
@@ -187,7 +188,8 @@ def _row(job: Job) -> dict[str, Any]:
     transductive, held_out = (evaluation["metrics"][r] for r in ("transductive", "held_out"))
     rows, config = job.run.read_metrics(), job.config
     last = rows[-1] if rows else {}
-    kept = next((row for row in rows if row["round"] == evaluation["round"]), {})
+    evaluations = validated(rows, len(config.before))
+    kept = next((found for found in evaluations if found.round == evaluation["round"]), None)
     return {
         "variant": job.variant,
         "method": config.method.name,
@@ -201,8 +203,8 @@ def _row(job: Job) -> dict[str, Any]:
         "worst_decile": transductive["accuracy"]["worst_decile"],
         "held_out": held_out["accuracy"]["mean"],
         "held_out_worst_decile": held_out["accuracy"]["worst_decile"],
-        "validation": kept.get("validation_accuracy"),
-        "validation_worst_decile": kept.get("validation_worst_decile"),
+        "validation": kept.accuracy if kept else None,
+        "validation_worst_decile": kept.worst_decile if kept else None,
         **_means(transductive, ""),
         **_means(held_out, "held_out_"),
         "seconds": last.get("seconds"),

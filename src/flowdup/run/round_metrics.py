@@ -1,10 +1,15 @@
-"""What is told of a round: loss, broadcast numbers, who was refused, whether it diverged."""
+"""What is told of a round: loss, broadcast numbers, who was refused, whether it diverged; and how
+good it is for validation clients, where it was evaluated.
+"""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch.nn.utils import get_total_norm
 
 from flowdup.errors import TrainingError
+from flowdup.evaluation import Summary
 from flowdup.methods import Params
 from flowdup.run.folder import Metrics
 from flowdup.server import Round, ServerState
@@ -47,6 +52,35 @@ def round_metrics(result: Round, numbers: dict[str, float]) -> Metrics:
         "padding": round(result.padding, 4),
         **_guard_metrics(result),
     }
+
+
+class Validated(NamedTuple):
+    """How good a round was for validation clients, in percent."""
+
+    round: int
+    accuracy: float
+    worst_decile: float
+
+
+def validation_metrics(found: Summary, at_start: bool = False) -> Metrics:
+    """What metrics.jsonl says of an evaluation: of the round, or of what its stage began from."""
+    if found.mean is None:
+        return {}
+    prefix = "start" if at_start else "validation"
+    return {f"{prefix}_accuracy": found.mean, f"{prefix}_worst_decile": found.worst_decile}
+
+
+def validated(rows: Sequence[Metrics], stage: int) -> list[Validated]:
+    """The evaluations of a stage, by the metrics of all rounds: its start, if it was evaluated, and
+    every round that was.
+    """
+    return [
+        Validated(row["round"] - before, row[f"{prefix}_accuracy"], row[f"{prefix}_worst_decile"])
+        for row in rows
+        if row.get("stage", 0) == stage
+        for prefix, before in (("start", 1), ("validation", 0))
+        if f"{prefix}_accuracy" in row
+    ]
 
 
 def _guard_metrics(result: Round) -> Metrics:

@@ -30,7 +30,7 @@ from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
 from flowdup.run.remote import RemotePopulation, RemoteStage
-from flowdup.run.round_metrics import numbers_of, round_metrics
+from flowdup.run.round_metrics import numbers_of, round_metrics, validation_metrics
 from flowdup.run.start import load_prior, load_start
 from flowdup.server import (
     BestRound,
@@ -211,16 +211,20 @@ class Simulation:
                 if self.is_private:
                     metrics["epsilon"] = round(self.epsilon(result.state), 4)
                 if due and result is latest:
-                    with self.cores():
-                        accuracy, correction = self._validate(state)
-                    state = replace(state, correction=correction)
-                    if accuracy.mean is not None:
-                        metrics["validation_accuracy"] = accuracy.mean
-                        metrics["validation_worst_decile"] = accuracy.worst_decile
-                        new = BestRound(state.round, accuracy.mean)
-                        best = state.best.after(state.round, accuracy.mean) if state.best else new
-                        state = replace(state, best=best)
+                    state, accuracy = self.evaluated(state)
+                    metrics |= validation_metrics(accuracy)
                 yield (state if result is latest else result.state), metrics
+
+    def evaluated(self, state: ServerState) -> tuple[ServerState, Summary]:
+        """A state that knows how good it is for validation clients, with the correction fitted."""
+        with self.cores():
+            accuracy, correction = self._validate(state)
+        state = replace(state, correction=correction)
+        if accuracy.mean is not None:
+            new = BestRound(state.round, accuracy.mean)
+            best = state.best.after(state.round, accuracy.mean) if state.best else new
+            state = replace(state, best=best)
+        return state, accuracy
 
     def epsilon(self, state: ServerState) -> float:
         """What training up to a state costs a client of privacy, at `server.privacy.delta`."""

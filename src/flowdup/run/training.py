@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flowdup.checkpoint import (
@@ -39,6 +39,7 @@ from flowdup.run.origin import (
 )
 from flowdup.run.remote import RemotePopulation
 from flowdup.run.results import write_report
+from flowdup.run.round_metrics import validation_metrics
 from flowdup.run.simulation import Simulation
 from flowdup.run.tensorboard import TensorBoardLog, check_installed, tensorboard_log
 from flowdup.run.watch import TrainingWatch
@@ -106,7 +107,18 @@ class _Progress:
     config: Config
     simulation: Simulation
     state: ServerState
-    kept: ServerState | None  # that the next stage begins from; None: the latest
+    kept: ServerState | None = None  # that the next stage begins from; None: the latest
+    start: Metrics = field(default_factory=dict)  # of it, until the first round is told
+
+    def evaluate_start(self) -> None:
+        """Before a stage's first round: a stage that begins from a model may end up no better, so
+        its start is among the rounds of which the best may be kept.
+        """
+        if self.config.run.keep == "best" and self.simulation.start:
+            fresh = replace(self.state, best=None, correction={})
+            self.state, accuracy = self.simulation.evaluated(fresh)
+            self.start = validation_metrics(accuracy, at_start=True)
+            self.kept = self.state if self.is_kept else None
 
     @property
     def stage_done(self) -> bool:
@@ -117,26 +129,32 @@ class _Progress:
         return self.simulation.stage == len(self.config.before) and self.stage_done
 
     @property
-    def is_best(self) -> bool:
-        """Whether the latest round is the stage's best so far."""
-        return self.state.best is not None and self.state.best.round == self.state.round
+    def is_kept(self) -> bool:
+        """Whether the latest round is the stage's best so far, and that is to be kept."""
+        best = self.state.best if self.config.run.keep == "best" else None
+        return best is not None and best.round == self.state.round
 
-    def rounds(self) -> Iterator[Metrics]:
-        """Train on to the end of the last stage, keeping this up to date."""
+    def rounds(self, begun: Callable[[], None] = lambda: None) -> Iterator[Metrics]:
+        """Train on to the end of the last stage, keeping this up to date; `begun` is called when
+        another stage has begun.
+        """
         while not self.finished:
             if self.stage_done:
                 self.simulation = self.simulation.next_stage(self.config, self.kept or self.state)
                 self.state, self.kept = self.simulation.initial_state(self.state), None
+                self.evaluate_start()
+                begun()
             engine, on_gpu = self.config.engine, self.simulation.device.type == "cuda"
             compiles = " (compiling it, up to a minute)" if on_gpu and engine.compile else ""
             _LOG.info("training the first round%s", compiles)
             for state, metrics in self.simulation.rounds(self.state):
                 self.state = state
-                if self.config.run.keep == "best" and self.is_best:
+                if self.is_kept:
                     self.kept = self.state
                 if self.config.before:
                     metrics["stage"] = self.state.stage
-                yield metrics
+                yield metrics | self.start
+                self.start = {}
                 if self.stage_done:
                     break
 
@@ -150,6 +168,11 @@ def _train_and_write(
     def save(path: Path) -> None:
         save_checkpoint(path, progress.simulation.federation, progress.state, origin)
 
+    def save_both() -> None:  # in the order that a kill between the two can be mended in
+        save(folder.checkpoint)
+        if progress.is_kept:
+            save(folder.best)
+
     wait_for_all()  # until everyone has read what is now changed
     if folder.started:
         remove_old_tensors(folder.checkpoint)
@@ -158,7 +181,7 @@ def _train_and_write(
     if config.run.keep == "last":
         remove_familiarity(folder.best)
         remove_checkpoint(folder.best)
-    elif progress.is_best:  # in case that a kill came between the two
+    elif progress.is_kept:  # in case that a kill came between the two
         save(folder.best)
     folder.write_clients(listing)
     folder.write_config(config)
@@ -167,22 +190,20 @@ def _train_and_write(
         _LOG.info("%s is finished, after round %d", folder.path, progress.state.round)
     watch = TrainingWatch(folder.read_metrics())
     stopped = _stops(stop) and not progress.finished
-    rounds = iter(()) if stopped or progress.finished else progress.rounds()
+    rounds = iter(()) if stopped or progress.finished else progress.rounds(save_both)
     for metrics in rounds:
         metrics["seconds"] = round(time.monotonic() - start, 3)
         folder.append_metrics(metrics)
         log.add(metrics)
-        keep = config.run.keep == "best" and progress.is_best
         due = progress.state.round % config.run.checkpoint_every == 0 or progress.stage_done
-        if due or keep:
+        saved = due or progress.is_kept
+        if saved:
             folder.sync_metrics()
-            save(folder.checkpoint)
-        if keep:
-            save(folder.best)
+            save_both()
         watch.add(progress.simulation, progress.state, metrics)
         yield metrics
         if not progress.finished and _stops(stop):
-            if not due and not keep:
+            if not saved:
                 folder.sync_metrics()
                 save(folder.checkpoint)
             stopped = True
@@ -229,7 +250,9 @@ def _start(
 ) -> _Progress:
     """Where to go on, or the beginning of a fresh run."""
     if fresh:
-        return _Progress(config, fresh, fresh.initial_state(), None)
+        progress = _Progress(config, fresh, fresh.initial_state())
+        progress.evaluate_start()
+        return progress
     simulation, state = Simulation.resume(config, folder.checkpoint, population)
     trained, rounds = state.round - state.began, simulation.config.server.rounds
     if trained > rounds:
@@ -237,7 +260,10 @@ def _start(
             f"{folder.path} was trained for {trained} rounds and server.rounds is {rounds}: "
             f"set it to {trained} or more, or choose another folder"
         )
-    return _Progress(config, simulation, state, _kept(folder, simulation, state))
+    progress = _Progress(config, simulation, state, _kept(folder, simulation, state))
+    if not trained:
+        progress.evaluate_start()  # again: it is told with the first round
+    return progress
 
 
 def _kept(folder: RunFolder, simulation: Simulation, state: ServerState) -> ServerState | None:
