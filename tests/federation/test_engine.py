@@ -79,11 +79,15 @@ def test_rounded_updates_are_smaller_and_lead_to_the_same_place(
 
 def test_stages_run_across_nodes(tmp_path: Path) -> None:
     first = {"method": {"name": "fedavg"}, "server": {"rounds": 2, "optimizer": {"lr": 0.01}}}
-    near = NearbyFederation(tmp_path, TABLE | {"before": [first]})
+    run = TABLE["run"] | {"keep": "best"}
+    near = NearbyFederation(tmp_path, TABLE | {"before": [first], "run": run})
     assert near.train(near.nodes()) == "finished"
     mine, rows = simulated(near)
     assert [row["stage"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
     assert apart(psi(near.run), mine) < 1e-5
+    starts = [[row.get("start_accuracy") for row in each] for each in (_metrics(near.run), rows)]
+    assert starts[0] == starts[1] and starts[0][2] is not None
+    assert starts[0].count(None) == len(rows) - 1
 
 
 CORRECTED = TABLE | {"method": TABLE["method"] | {"correction": "em"}}
