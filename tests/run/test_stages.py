@@ -150,7 +150,8 @@ def test_a_last_stage_that_makes_it_worse_leaves_what_it_began_from(
 
 def test_the_start_is_not_kept_where_the_last_round_is_asked_for(tmp_path: Path) -> None:
     rows = train(two_stages(keep="last"), tmp_path)
-    assert not any("start_accuracy" in row for row in rows) and load(tmp_path).round == 5
+    assert "start_accuracy" in rows[4] and load(tmp_path).round == 5
+    assert not (tmp_path / "best").exists()
 
 
 def test_a_stage_that_gets_no_better_makes_room_for_the_next(tmp_path: Path) -> None:
@@ -173,6 +174,33 @@ def test_a_run_that_is_stopped_goes_on_in_the_same_stage(
     assert tensors(tmp_path) == tensors(whole) and tensors(tmp_path, "best") == tensors(
         whole, "best"
     )
+
+
+@pytest.mark.parametrize("name", ["flowdup", "flowdup-plus"])
+def test_a_run_that_ends_when_a_stage_has_just_begun_goes_on_to_the_same_bits(
+    name: str, tmp_path: Path
+) -> None:
+    """Of sizes that are no multiples of anything: where factors begin in memory decides bits."""
+    config = staged(
+        before=[FIRST],
+        model="cnn-small",
+        method={
+            "name": name,
+            "correction": "em",
+            "subspace": {"kind": "hashed", "k": 51},
+            "hypernetwork": {"hidden": 11, "embedding": 13},
+        },
+        run={"checkpoint_every": 50, "evaluate_every": 2},
+    )
+    train(config, tmp_path / "whole")
+    rows = train_run(config, tmp_path / "ended", population=population())
+    while next(rows)["round"] < 4:
+        pass
+    rows.close()  # nothing is saved but the start of the stage
+    assert load_checkpoint(tmp_path / "ended" / "checkpoint")[1].round == 3
+    train(config, tmp_path / "ended", resume=True)
+    for where in ("checkpoint", "best"):
+        assert tensors(tmp_path / "ended", where) == tensors(tmp_path / "whole", where)
 
 
 KILLS = """
@@ -205,7 +233,7 @@ def before_replacing_best(number):
         replace(source, target)
     os.replace = watched
 
-for rounds in (1, 3, 5, 6, 9):  # inside of every stage and at both borders
+for rounds in (1, 3, 5, 6, 7, 9):  # inside of every stage and at both borders
     killed(lambda: None, home / str(rounds))
 best, saves = {}, 0
 for row in work.rows:

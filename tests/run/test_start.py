@@ -48,6 +48,31 @@ def test_a_run_begins_from_a_model_file(other: Path, tmp_path: Path) -> None:
     assert equal(started, {n: p.detach() for n, p in model.module.named_parameters()})
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run that is by chance better than what a shaky one makes of it."""
+    out = tmp_path_factory.mktemp("good")
+    train(shaky(4, seed=7, client={"batch_size": 10, "optimizer": {"lr": 0.01}}), out)
+    return str(out)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_run_that_makes_a_model_worse_keeps_the_model(
+    keep: str, good: str, tmp_path: Path
+) -> None:
+    config = shaky(4, start=good, run={"evaluate_every": 1, "keep": keep})
+    rows = train(config, tmp_path)
+    assert rows[0]["start_accuracy"] > max(row["validation_accuracy"] for row in rows)
+    assert load(tmp_path).round == (0 if keep == "best" else 4)
+    kept = equal(load(tmp_path).psi, load_start(Path(good), "mlp", SPEC))
+    assert kept == (keep == "best")
+
+
+def test_patience_counts_from_the_model_that_a_run_began_from(good: str, tmp_path: Path) -> None:
+    patient = shaky(4, start=good, run={"evaluate_every": 1, "patience": 2})
+    assert len(train(patient, tmp_path)) == 2
+
+
 def test_what_a_run_began_from_may_be_gone_when_it_goes_on(other: Path, tmp_path: Path) -> None:
     copy = tmp_path / "other"
     shutil.copytree(other, copy)

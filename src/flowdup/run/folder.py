@@ -5,8 +5,9 @@ clients.json    who is in which group, who has labels, and of which images each 
                 of lazy clients, how they are made
 metrics.jsonl   one line per round
 checkpoint/     psi and the server's state (`checkpoint.py`); it seals what the run was started with
-best/           the same of the round that was best on validation clients, if that is to be kept;
-                in the one that counts, familiarity.json of a finished run (`foreign_clients.py`)
+best/           the same of the round that was best on validation clients, or of the start of the
+                stage if none was better, where that is to be kept; in the one that counts,
+                familiarity.json of a finished run (`foreign_clients.py`)
 lock            which process trains into the folder (`lock.py`)
 evaluation.json metrics of test clients (`evaluate_run`)
 certificate.json bounds on clients' errors, thresholds of prediction sets (`certify_run`)

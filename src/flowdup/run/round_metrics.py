@@ -59,7 +59,7 @@ class Validated(NamedTuple):
 
     round: int
     accuracy: float
-    worst_decile: float
+    worst_decile: float | None  # None: older metrics lack it
 
 
 def validation_metrics(found: Summary, at_start: bool = False) -> Metrics:
@@ -75,7 +75,9 @@ def validated(rows: Sequence[Metrics], stage: int) -> list[Validated]:
     every round that was.
     """
     return [
-        Validated(row["round"] - before, row[f"{prefix}_accuracy"], row[f"{prefix}_worst_decile"])
+        Validated(
+            row["round"] - before, row[f"{prefix}_accuracy"], row.get(f"{prefix}_worst_decile")
+        )
         for row in rows
         if row.get("stage", 0) == stage
         for prefix, before in (("start", 1), ("validation", 0))

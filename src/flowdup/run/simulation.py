@@ -122,6 +122,7 @@ class Simulation:
         number, released = (before.round, before.released) if before else (0, ())
         return replace(
             found,
+            psi=unpack(pack(found.psi), found.psi),  # where a round leaves it, as in `checked`
             round=number,
             stage=self.stage,
             began=number,

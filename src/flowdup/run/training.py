@@ -108,17 +108,20 @@ class _Progress:
     simulation: Simulation
     state: ServerState
     kept: ServerState | None = None  # that the next stage begins from; None: the latest
-    start: Metrics = field(default_factory=dict)  # of it, until the first round is told
+    start: Metrics = field(default_factory=dict)  # of the stage, until its first round is told
 
     def evaluate_start(self) -> None:
-        """Before a stage's first round: a stage that begins from a model may end up no better, so
+        """Before a stage's first round.  A stage that begins from a model may end up no better, so
         its start is among the rounds of which the best may be kept.
         """
-        if self.config.run.keep == "best" and self.simulation.start:
-            fresh = replace(self.state, best=None, correction={})
-            self.state, accuracy = self.simulation.evaluated(fresh)
-            self.start = validation_metrics(accuracy, at_start=True)
-            self.kept = self.state if self.is_kept else None
+        if not self.simulation.start:
+            return
+        _LOG.info("evaluating what the stage begins from")
+        found, accuracy = self.simulation.evaluated(replace(self.state, best=None, correction={}))
+        self.start = validation_metrics(accuracy, at_start=True)
+        if self.state.best is None:  # or it was saved
+            self.state = found
+            self.kept = found if self.is_kept else None
 
     @property
     def stage_done(self) -> bool:
@@ -181,7 +184,7 @@ def _train_and_write(
     if config.run.keep == "last":
         remove_familiarity(folder.best)
         remove_checkpoint(folder.best)
-    elif progress.is_kept:  # in case that a kill came between the two
+    elif progress.is_kept:  # a start, or a kill came between the two
         save(folder.best)
     folder.write_clients(listing)
     folder.write_config(config)
