@@ -135,7 +135,7 @@ def load_checkpoint(folder: Path) -> tuple[FederationSpec, ServerState]:
             spec = read_federation(get_object(header, "federation"))
             described = folder / name
             state = _read_state(described, sha256, spec, number)
-            return spec, replace(state, **_read_progress(header, number))
+            return spec, replace(state, **_read_progress(header, number, bool(state.start)))
         except OSError as error:
             if attempt == 2:
                 raise CheckpointError(
@@ -175,8 +175,8 @@ def _read_place(header: dict[str, Any]) -> tuple[int, str, str]:
     return get_count(header, "round"), name, get_text(tensors, "sha256")
 
 
-def _read_progress(header: dict[str, Any], round: int) -> dict[str, Any]:
-    """Which stage a state is of, and its best round so far."""
+def _read_progress(header: dict[str, Any], round: int, has_start: bool) -> dict[str, Any]:
+    """Which stage a state is of, and its best round so far: its start, too, if it is a model."""
     stage = get_object(header, "stage")
     began, best = get_count(stage, "began"), None
     if header.get("best") is not None:
@@ -184,7 +184,8 @@ def _read_progress(header: dict[str, Any], round: int) -> dict[str, Any]:
         best = BestRound(
             get_count(table, "round"), get_number(table, "accuracy"), get_count(table, "misses")
         )
-    if began > round or (best and not began <= best.round <= round):
+    first = began if has_start else began + 1
+    if began > round or (best and not first <= best.round <= round):
         raise ValueError("its stage or best round comes after its round")
     return {
         "stage": get_count(stage, "number"),
