@@ -133,8 +133,7 @@ def test_what_a_stage_begins_from_is_sent_once(run: RunFolder, tmp_path: Path) -
 def test_a_last_stage_that_makes_it_worse_leaves_what_it_began_from(
     resumed: bool, tmp_path: Path
 ) -> None:
-    first = {"method": {"name": "fedavg", "correction": "em"}, "server": {"rounds": 3}}
-    calm = {**first, "client": {"batch_size": 10, "optimizer": {"lr": 0.01}}}
+    calm = FIRST | {"client": {"batch_size": 10, "optimizer": {"lr": 0.01}}}
     config = shaky(4, before=[calm])
     rows = train(config, tmp_path)
     assert rows[3]["start_accuracy"] > max(row["validation_accuracy"] for row in rows[3:])
