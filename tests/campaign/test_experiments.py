@@ -135,6 +135,22 @@ def test_the_setting_is_chosen_by_validation_clients_of_the_search_seed_alone() 
     assert low.runs[2].digest not in wanted
 
 
+def test_a_choice_stays_when_its_run_is_done_again_and_evaluated(tmp_path: Path) -> None:
+    table = small()
+    cell = table.cells[0]
+    low, high = cell.candidates
+    records = Records(tmp_path / "runs.jsonl")
+    records.add(record(low.runs[0].config, 60.0))
+    records.add(record(high.runs[0].config, 61.0))
+    records.add(record(high.runs[0].config, 59.0, test=58.0))  # rounded otherwise, on a GPU
+    records.save()
+    again = Records.read(records.path)
+    assert choose(table, cell, again).candidate == high
+    assert [tried["validation"] for tried in choose(table, cell, again).tried] == [60.0, 61.0]
+    found = again.get(high.runs[0])
+    assert found and found["validation"] == 59.0  # of the model that was evaluated
+
+
 def test_with_a_search_column_its_search_decides_for_the_whole_row() -> None:
     more = """[columns]
 "p = 0.3" = { data = { labeled_fraction = 0.3 } }

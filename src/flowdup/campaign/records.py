@@ -51,7 +51,7 @@ class Records:
             self.by_digest[digest] = new
         elif "test" in new:  # one model has to have given all of it
             later = new | old | _joined_support(old, new)
-            self.by_digest[digest] = later if "test" in old else new
+            self.by_digest[digest] = later if "test" in old else new | _as_searched(old)
 
     def merge(self, others: Iterable["Records"]) -> int:
         """Take in other files' records; how many of them say something new."""
@@ -67,6 +67,16 @@ class Records:
         rows = sorted(self.by_digest.items())
         lines = (json.dumps(record, sort_keys=True) + "\n" for _, record in rows)
         write_atomic(self.path, "".join(lines).encode())
+
+
+def search_accuracy(record: Record) -> float:
+    """By which a setting is chosen: of its first run, though a later one was evaluated."""
+    return float(record["searched" if "searched" in record else "validation"])
+
+
+def _as_searched(old: Record) -> Record:
+    """Kept of a run that was done again: on a GPU, up to rounding, another choice could follow."""
+    return {} if "failed" in old else {"searched": search_accuracy(old)}
 
 
 def _joined_support(old: Record, new: Record) -> Record:

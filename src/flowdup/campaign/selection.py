@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from flowdup.campaign.cells import Candidate, Cell, Experiment
-from flowdup.campaign.records import Records
+from flowdup.campaign.records import Records, search_accuracy
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def choose(experiment: Experiment, cell: Cell, records: Records) -> Choice:
         if failed:
             tried.append(entry | {"failed": failed[0]})
             continue
-        values = [record["validation"] for record in found if record]
+        values = [search_accuracy(record) for record in found if record]
         if len(values) < len(found):
             complete = False
             continue
