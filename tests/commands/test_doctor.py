@@ -155,6 +155,24 @@ def test_a_stage_before_that_was_as_good_is_told(tmp_path: Path) -> None:
     assert "'fedavg', a stage before, reached 80.0%" in found["text"]
 
 
+def test_a_model_to_start_from_that_was_as_good_is_told(healthy: Path, tmp_path: Path) -> None:
+    clients = healthy.parent / "clients"
+    run = train(tmp_path / "run", clients, f"start='{healthy}'", rounds=10)
+
+    def began(accuracy: float) -> Callable[[list[dict[str, Any]]], None]:
+        def change(rows: list[dict[str, Any]]) -> None:
+            assert "start_accuracy" in rows[0]
+            rows[0]["start_accuracy"] = accuracy
+            rows[-1]["validation_accuracy"] = 80.0
+
+        return change
+
+    assert "start-as-good" not in findings(changed(run, tmp_path / "better", began(79.0)))
+    found = findings(changed(run, tmp_path / "worse", began(81.0)))["start-as-good"]
+    assert found["numbers"] == {"start": 81.0, "last": 80.0}
+    assert f"start = '{healthy}' has 81.0%" in found["text"]
+
+
 def test_a_run_from_memory_is_looked_at_without_its_clients(tmp_path: Path) -> None:
     config = load_config("digits", ["model='mlp'", "server.rounds=2", "server.cohort=4"])
     list(islice(train_run(config, tmp_path / "run", population=population()), 1))

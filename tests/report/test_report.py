@@ -98,6 +98,14 @@ def test_the_headline_tells_method_data_rounds_and_accuracies(run: Path) -> None
     assert "Worst decile of clients: 50.0 % at round 20." in text
 
 
+def test_the_best_round_is_one_of_the_last_stage_or_its_start(run: Path) -> None:
+    last = {"round": 21, "stage": 1, "loss": 0.1, "validation_accuracy": 70.04}
+    write_metrics(run, [*rounds(20, 5), last])
+    assert "70.0 %\nbest 70.0 % at round 21" in Page(write_report(run)).text
+    write_metrics(run, [*rounds(20, 5), last | {"start_accuracy": 75.04}])
+    assert "70.0 %\nbest 75.0 % at round 20" in Page(write_report(run)).text
+
+
 def test_metrics_of_test_clients_are_told_with_mean_and_worst_decile(run: Path) -> None:
     text = re.sub(r"\n+", " ", Page(write_report(run)).text)
     assert "mean deviation worst decile worst accuracy (%) 71.5 6.9 61.0 60.0" in text

@@ -66,6 +66,19 @@ class RunContents:
         """A metric by rounds, where it was measured."""
         return [(row["round"], row[key]) for row in self.metrics if is_number(row.get(key))]
 
+    def last_stage(self) -> list[tuple[int, float]]:
+        """Accuracy on validation clients in the last stage, by round: what is kept is one of these.
+        First what the stage began from, where that was evaluated.
+        """
+        stage = self.metrics[-1].get("stage", 0) if self.metrics else 0
+        return [
+            (row["round"] - earlier, row[key])
+            for row in self.metrics
+            if row.get("stage", 0) == stage
+            for key, earlier in (("start_accuracy", 1), ("validation_accuracy", 0))
+            if is_number(row.get(key))
+        ]
+
     def summary(self, reading: str, metric: str) -> dict[str, float]:
         """What is known of a metric over test clients: mean, std, worst_decile, worst."""
         found = self.evaluation.get("metrics", {}).get(reading, {}).get(metric, {})

@@ -57,7 +57,7 @@ def _headline(run: RunContents) -> str:
         seconds = run.metrics[-1].get("seconds")
         took = f"in {duration(seconds)}" if is_number(seconds) else ""
         facts.append(("Rounds", f"{run.metrics[-1]['round']:,}", took))
-    if curve := run.curve("validation_accuracy"):
+    if curve := run.last_stage():
         first, best = max(curve, key=lambda point: point[1])
         note = f"best {percent(best)} at round {first:,}"
         facts.append(("Validation accuracy", percent(curve[-1][1]), note))

@@ -87,7 +87,9 @@ def _of_losses(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
 
 
 def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
-    """A first stage that is as good as the last says that the last is not needed."""
+    """A first stage, or a model to start from, that is as good as the last stage says that the last
+    is not needed.
+    """
     best = [
         max((a for _, a in accuracies(stage_rows(rows, number))), default=math.nan)
         for number in range(len(config.stages))
@@ -102,6 +104,15 @@ def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
                 f"train '{stage.method.name}' alone, which is simpler; or give the last stage more "
                 "rounds, clients that differ more, or a larger method.subspace.k",
             )
+    began = [row["start_accuracy"] for row in rows if is_finite(row.get("start_accuracy"))]
+    if config.start and not config.before and began and began[0] >= best[-1]:
+        yield Finding(
+            "start-as-good",
+            {"start": began[0], "last": best[-1]},
+            f"the model of start = '{config.start}' has {began[0]:.1f}% on validation clients, and "
+            f"'{config.method.name}' after it {best[-1]:.1f}%",
+            "lower server.optimizer.lr and client.optimizer.lr, or use that model as it is",
+        )
 
 
 def _of_gradients(folder: RunFolder, config: Config, population: Population) -> Iterator[Finding]:
