@@ -277,6 +277,13 @@ def test_clients_too_few_for_a_later_stage_are_refused_before_the_first(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_last_stage_that_cannot_be_built_is_refused_before_the_first(tmp_path: Path) -> None:
+    large = {"name": "flowdup", "subspace": {"k": 10**6}}
+    with pytest.raises(ConfigError, match="the subspace dimension k = 1000000 must lie between"):
+        train(staged(method=large), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_does_not_go_on_with_other_stages(run: RunFolder) -> None:
     changed = staged(before=[FIRST, SECOND | {"client": {"epochs": 7}}])
     with pytest.raises(ConfigError, match=r"before\.2\.client\.epochs is 7 in .* and 1 in the"):

@@ -207,11 +207,11 @@ def _rounded(number: float) -> int:
 
 
 def _check(file: Path) -> None:
-    """Load the clients and build the first stage; what is refused leaves no file behind."""
+    """Load the clients and build all stages; what is refused leaves no file behind."""
     try:
         config = load_config(str(file))
         population = load_population(config.data, Stream(config.seed).child("data"))
-        Simulation(config, population, stage=0)
+        Simulation(config, population, stage=0).check_later_stages(config)
     except BaseException:
         file.unlink()
         raise

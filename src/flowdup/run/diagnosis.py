@@ -8,6 +8,7 @@ from statistics import fmean
 
 import torch
 
+from flowdup.checkpoint import load_checkpoint
 from flowdup.config import Config
 from flowdup.data import MEMORY, ClientData, Population, load_population
 from flowdup.evaluation import transductive_logits
@@ -26,7 +27,7 @@ from flowdup.run.findings import (
 )
 from flowdup.run.folder import Metrics, RunFolder
 from flowdup.run.origin import check_clients, listing_of, stored_config
-from flowdup.run.simulation import Simulation
+from flowdup.run.simulation import Simulation, is_done
 
 _MOST_CLIENTS = 200  # that are looked at
 _GRADIENTS = 20  # clients of whose gradients the norm is taken
@@ -44,7 +45,8 @@ def diagnose_run(out: str | Path) -> Diagnosis:
     """Look for known ailments; nothing is written, and a run that still trains may be looked at."""
     folder = RunFolder(Path(out))
     config, rows = stored_config(folder), folder.read_metrics()
-    findings = [*_of_losses(rows, config), *_of_stages(rows, config), *find_overfitting(rows)]
+    findings = [*_of_losses(rows, folder, config), *_of_stages(rows, config)]
+    findings += find_overfitting(rows)
     unknown = []
     if config.data.source == MEMORY:
         told = "gradients, embeddings and predictions: the clients were given in Python"
@@ -61,12 +63,13 @@ def diagnose_run(out: str | Path) -> Diagnosis:
     findings += _of_gradients(folder, config, population)
     findings += _of_embeddings(folder, population)
     findings += _of_predictions(folder, config, population, labeled[:_MOST_CLIENTS])
-    if not load(folder.path).method.has_embedding:
-        unknown.append(f"the embedding: method '{config.method.name}' has none")
+    federation = load(folder.path)
+    if not federation.method.has_embedding:
+        unknown.append(f"the embedding: method '{federation.spec.method['name']}' has none")
     return Diagnosis(findings, unknown)
 
 
-def _of_losses(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
+def _of_losses(rows: Sequence[Metrics], folder: RunFolder, config: Config) -> Iterator[Finding]:
     wrong = [row["round"] for row in rows if not is_finite(row.get("loss"))]
     if wrong:
         yield Finding(
@@ -76,7 +79,7 @@ def _of_losses(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
             "lower client.optimizer.lr and server.optimizer.lr, and set client.clip = 1.0",
         )
     last = rows[-1]["round"] if rows else 0
-    if last < config.rounds and not config.run.patience:
+    if not _is_finished(folder, config):
         yield Finding(
             "unfinished",
             {"round": last, "rounds": config.rounds},
@@ -84,6 +87,13 @@ def _of_losses(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
             "go on with --resume; if training diverged, lower client.optimizer.lr or "
             "server.optimizer.lr in a new folder",
         )
+
+
+def _is_finished(folder: RunFolder, config: Config) -> bool:
+    if not folder.started:
+        return False
+    state = load_checkpoint(folder.checkpoint)[1]
+    return state.stage == len(config.before) and is_done(config, state)
 
 
 def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
@@ -101,8 +111,9 @@ def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
                 {"before": best[number], "last": best[-1]},
                 f"'{stage.method.name}', a stage before, reached {best[number]:.1f}% on validation "
                 f"clients, and '{config.method.name}' after it {best[-1]:.1f}%",
-                f"train '{stage.method.name}' alone, which is simpler; or give the last stage more "
-                "rounds, clients that differ more, or a larger method.subspace.k",
+                f"train '{stage.method.name}' alone, which is simpler, with all that [[before]] "
+                "says of it; or give the last stage more rounds, clients that differ more, or a "
+                "larger method.subspace.k",
             )
     began = [row["start_accuracy"] for row in rows if is_finite(row.get("start_accuracy"))]
     if config.start and not config.before and began and began[0] >= best[-1]:

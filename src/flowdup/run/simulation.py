@@ -46,6 +46,13 @@ _OTHER = "choose another folder"
 _AHEAD = 8  # rounds that a GPU has been given and not yet done
 
 
+def is_done(stage: Config, state: ServerState) -> bool:
+    """Whether a stage ends with this state: by its rounds, or because it got no better."""
+    patience = stage.run.patience
+    stalled = patience and state.best and state.best.misses >= patience
+    return bool(stalled) or state.round >= state.began + stage.server.rounds
+
+
 class Simulation:
     """Clients, method and engine of a configuration, for one of its stages: the last, if none is
     named, beginning from weights that a stage before has learned, if they are given.  The first
@@ -78,11 +85,7 @@ class Simulation:
         _LOG.info("building the model '%s' and the method '%s'", config.model, config.method.name)
         if self.stage == 0 and config.start and not start:
             start = self.start = load_start(Path(config.start), config.model, inputs)
-        compute = config.engine.compute_dtype()
-        context = MethodContext(
-            config.model, inputs, self.stream, self.device, self.dtype, compute, start=start
-        )
-        self.method: Method = config.method.build(context)
+        self.method: Method = self._build(config, start)
         self.federation = FederationSpec.of(
             config.seed, config.model, config.method.table(), inputs, self.method
         )
@@ -101,6 +104,15 @@ class Simulation:
                 config.server.sees_each,
             )
         self.is_private = check_privacy(stages, self.engine.roster)
+
+    def _build(self, config: Config, start: Weights | None) -> Method:
+        compute = config.engine.compute_dtype()
+        inputs = self.population.spec
+        return config.method.build(
+            MethodContext(
+                config.model, inputs, self.stream, self.device, self.dtype, compute, start=start
+            )
+        )
 
     @classmethod
     def resume(
@@ -132,15 +144,23 @@ class Simulation:
 
     def next_stage(self, config: Config, state: ServerState) -> "Simulation":
         """The one after this, beginning from the model that a state of this holds for everyone."""
+        return Simulation(config, self.population, self.stage + 1, self._learned(state))
+
+    def check_later_stages(self, config: Config) -> None:
+        """Refuse methods of later stages that cannot be built, as if this had learned nothing."""
+        later = config.stages[self.stage + 1 :]
+        start = self._learned(self.initial_state()) if later else None
+        for stage in later:
+            self._build(stage, start)
+
+    def _learned(self, state: ServerState) -> Weights:
+        """Of the model for everyone."""
         model = self.method.global_model(self._here(state.deployed))
-        start = {n: w.float().cpu() for n, w in model.items()}
-        return Simulation(config, self.population, self.stage + 1, start)
+        return {n: w.float().cpu() for n, w in model.items()}
 
     def is_done(self, state: ServerState) -> bool:
-        """Whether the stage ends with this state: by its rounds, or because it got no better."""
-        patience = self.config.run.patience
-        stalled = patience and state.best and state.best.misses >= patience
-        return bool(stalled) or state.round >= state.began + self.config.server.rounds
+        """Whether the stage ends with this state."""
+        return is_done(self.config, state)
 
     def load_state(self, folder: Path) -> ServerState:
         """The state in a checkpoint folder, checked as `checked` does it."""

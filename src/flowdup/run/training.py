@@ -80,6 +80,8 @@ def train_run(
             check_clients(folder, listing_of(population.checked()))
         fresh = None if folder.started else Simulation(config, population, stage=0)
         _check_stages(config, population)
+        if fresh:
+            fresh.check_later_stages(config)
         if writes and not exists:  # not before: what is refused leaves no folder behind
             held.enter_context(locked(folder))
             _check_may_train(folder, config, resume)
@@ -229,10 +231,7 @@ def _check_may_train(folder: RunFolder, config: Config, resume: bool) -> None:
 
 
 def _check_stages(config: Config, population: Population) -> None:
-    """Refuse, before the first is trained, stages that cannot follow each other or have no clients.
-
-    Beware: whether a method can be made with what a stage has learned is only known then.
-    """
+    """Refuse stages that cannot follow each other or have no clients, before one is trained."""
     stages = config.stages
     if isinstance(population, RemotePopulation):
         roster = population.roster
