@@ -191,7 +191,7 @@ REFUSALS = {
     "19 aside": lambda: prediction_sets.quantile_of_quantiles([np.ones(3)] * 18, 0.9, 0.95),
     "set at least 33 aside": lambda: prediction_sets.floor_threshold([np.ones(3)] * 32, 0.9),
     "need calibration clients": lambda: prediction_sets.split_threshold([], 0.9),
-    "a coverage of 1": lambda: prediction_sets.split_threshold([np.ones(3)] * 8, 1.0),
+    "coverage is 1.0": lambda: prediction_sets.split_threshold([np.ones(3)] * 8, 1.0),
     "have the sum 1": lambda: prediction_sets.label_shift_thresholds(
         [np.ones(1)], [np.zeros(1, int)], [0.2, 0.3], 0.5
     ),

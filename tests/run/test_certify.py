@@ -294,6 +294,18 @@ def test_what_is_asked_for_must_make_sense(run: Path) -> None:
         certify_run(run, delta=0.0)
 
 
+@pytest.mark.parametrize("option", ["coverage", "share"])
+@pytest.mark.parametrize("value", ["1.2", "1.0", "0.0", "-3.0", "nan"])
+def test_a_coverage_or_a_share_outside_0_and_1_is_refused_first(
+    option: str, value: str, run: Path, certificate: dict[str, Any]
+) -> None:
+    stored = RunFolder(run).certificate.read_bytes()
+    ended = flowdup("certify", run, f"--{option}", value)
+    assert ended.code == 2 and not ended.out
+    assert ended.error == f"error: {option} is {value}: give a share above 0 and below 1\n"
+    assert RunFolder(run).certificate.read_bytes() == stored
+
+
 def test_a_checkpoint_without_its_seed_is_refused(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     copy.mkdir()

@@ -19,6 +19,13 @@ def check_delta(delta: float) -> None:
         )
 
 
+def check_shares(**shares: float) -> None:
+    """Refuse coverages and shares of clients outside (0, 1)."""
+    for name, share in shares.items():
+        if not 0 < share < 1:
+            raise CertificateError(f"{name} is {share}: give a share above 0 and below 1")
+
+
 def check_losses(losses: ArrayLike) -> Numbers:
     """Losses as an array; refused if there are none or one lies outside [0, 1]."""
     found = np.asarray(losses, np.float64).reshape(-1)

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flowdup.certificate.checks import Numbers
+from flowdup.certificate.checks import Numbers, check_shares
 from flowdup.errors import CertificateError
 
 Sets = NDArray[np.bool_]  # [points, classes]
@@ -57,7 +57,7 @@ class SetThresholds:
 
     def find(self, coverage: float) -> float:
         """That of the least coverage stored which is no smaller."""
-        _check_share(coverage)
+        check_shares(coverage=coverage)
         for own, threshold in zip(self.coverages, self.thresholds, strict=True):
             if own >= coverage - _SLACK:
                 return threshold
@@ -101,7 +101,7 @@ def quantile_of_quantiles(
 ) -> float:
     """The threshold at which a share of clients has at least this coverage each."""
     clients = _check(scores, coverage)
-    _check_share(client_share)
+    check_shares(client_share=client_share)
     place = math.ceil((clients + 1) * client_share - _SLACK)
     if place > clients:
         raise _too_few(clients, coverage, client_share)
@@ -171,18 +171,13 @@ def _quantile(values: Numbers, weights: Numbers, level: float) -> float:
 
 
 def _check(scores: Sequence[Numbers], coverage: float) -> int:
-    _check_share(coverage)
+    check_shares(coverage=coverage)
     if not scores or not all(map(len, scores)):
         raise CertificateError(
             "prediction sets need calibration clients, each with labeled points: set some aside "
             "with data.certify_clients"
         )
     return len(scores)
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share < 1:
-        raise CertificateError(f"a coverage of {share} cannot be had: give one between 0 and 1")
 
 
 def _too_few(clients: int, coverage: float, share: float) -> CertificateError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flowdup.certificate.checks import check_delta
+from flowdup.certificate.checks import check_delta, check_shares
 from flowdup.certificate.own_thresholds import own_levels
 from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.checkpoint import load_checkpoint
@@ -52,6 +52,7 @@ def certify_run(
     certificate.json, from which personal models have their prediction sets.
     """
     check_delta(delta)
+    check_shares(coverage=coverage, share=share)
     if unknown := {*routes} - {*ROUTES}:
         raise ConfigError(f"there is no route '{min(unknown)}': choose of {', '.join(ROUTES)}")
     folder = RunFolder(Path(out))
