@@ -279,6 +279,17 @@ def test_no_change_to_an_evaluation_or_to_metrics_breaks_the_page(run: Path) -> 
         page(RunContents.read("run", b"", "\n".join(lines).encode(), b"", b""))
 
 
+def test_no_change_to_a_certificate_breaks_the_page() -> None:
+    numbers = ("bound", "delta", "empirical_risk", "measured_error_unlabeled")
+    row: dict[str, Any] = dict.fromkeys(("route", "assumes", "refused"), "x")
+    row |= dict.fromkeys(numbers, 0.5)
+    for content in variants({"certificate": [row], "round": 30, "psi_sha256": "0" * 64}):
+        whole = json.dumps(content).encode()
+        text = page(RunContents.read("run", b"", b"", b"", b"", whole), "0" * 64)
+        text.encode()
+        assert "<script" not in text
+
+
 def test_a_changed_evaluation_is_said_to_be(run: Path) -> None:
     whole = json.loads((run / "evaluation.json").read_text())
     whole["clients"][0]["metrics"]["transductive"]["accuracy"] = 1e9

@@ -19,7 +19,7 @@ from flowdup.data import load_population
 from flowdup.errors import CertificateError, CheckpointError, ConfigError
 from flowdup.personalize import load, load_model
 from flowdup.random import Stream
-from flowdup.run import RunFolder, Simulation, certify_run, train_run
+from flowdup.run import RunFolder, Simulation, certify_run, train_run, write_report
 from flowdup.run.stochastic import Noise, StochasticPredictor
 
 SETTINGS: dict[str, Any] = {
@@ -204,6 +204,22 @@ def test_the_command_prints_rows_and_the_page_has_them(run: Path) -> None:
     assert "Error of clients without labels" in page and "held-out-clients" in page
     assert 'alt="Bounds against the number of clients set aside, and against p"' in page
     assert (run / "certificate.png").is_file() and (run / "certificate.svg").is_file()
+
+
+def test_the_page_says_of_which_model_a_certificate_is(tmp_path: Path) -> None:
+    last = SETTINGS | {"run": {"evaluate_every": 2, "keep": "last"}}
+    out = trained(tmp_path / "run", last)
+    certify_run(out, ["held-out-clients"])
+    assert "<p>Of the model after round 2.</p>" in (out / "report.html").read_text()
+    longer = read_config(last | {"server": {"rounds": 4, "cohort": 6}})
+    list(train_run(longer, out, resume=True))
+    page = (out / "report.html").read_text()
+    assert "not of the model that counts now</strong>, but of the model after round 2: run" in page
+    certify_run(out, ["held-out-clients"])
+    assert "<p>Of the model after round 4.</p>" in (out / "report.html").read_text()
+    (out / "checkpoint" / "checkpoint.json").write_text("{}")
+    page = write_report(out).read_text()
+    assert "after round 4; whether it is the one that counts is not known" in page
 
 
 def test_used_clients_are_refused(run: Path, tmp_path: Path) -> None:

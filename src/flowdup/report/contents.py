@@ -21,6 +21,15 @@ _ERRORS = ("empirical_risk", "measured_error_unlabeled")
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """Bounds on clients' errors, and of which model they are."""
+
+    rows: tuple[Row, ...] = ()
+    round: float | None = None
+    psi_sha256: str = ""
+
+
+@dataclass(frozen=True)
 class RunContents:
     """What a run folder holds; anything but its name may be empty."""
 
@@ -30,7 +39,7 @@ class RunContents:
     metrics: list[Row]  # by rounds, one for each
     evaluation: dict[str, Any]
     embedding: bytes
-    certificate: tuple[Row, ...] = ()  # bounds on clients' errors
+    certificate: Certificate = Certificate()
     bounds: bytes = b""  # a figure of them
     problems: tuple[str, ...] = ()  # what could not be read, a sentence each
 
@@ -146,30 +155,30 @@ def _evaluation(content: bytes, problems: list[str]) -> dict[str, Any]:
     return clean
 
 
-def _certificate(content: bytes, problems: list[str]) -> tuple[Row, ...]:
+def _certificate(content: bytes, problems: list[str]) -> Certificate:
     """Its rows, each with texts and numbers only."""
     if not content:
-        return ()
+        return Certificate()
     cleaner = _Cleaner()
     try:
         found = read_lenient_json(content)
-        rows = cleaner.list(found.get("certificate")) if isinstance(found, dict) else None
-        if rows is None:
+        if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
     except ValueError as error:
         problems.append(
             f"certificate.json is unreadable ({shorten(error, 200)}): run `flowdup certify` again"
         )
-        return ()
+        return Certificate()
     texts, numbers = ("route", "data", "assumes", "refused"), ("bound", "delta", *_ERRORS)
-    clean = tuple(
+    rows = tuple(
         {n: cleaner.text(row.get(n)) for n in texts}
         | {n: cleaner.number(row.get(n)) for n in numbers}
-        for row in map(cleaner.table, rows)
+        for row in map(cleaner.table, cleaner.list(found.get("certificate")))
     )
+    round, psi_sha256 = cleaner.number(found.get("round")), cleaner.text(found.get("psi_sha256"))
     if cleaner.dropped:
         problems.append("certificate.json has values that make no sense, left out here")
-    return clean
+    return Certificate(rows, round, psi_sha256)
 
 
 class _Cleaner:

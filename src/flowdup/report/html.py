@@ -10,7 +10,7 @@ from flowdup.data import MEMORY
 from flowdup.evaluation import READINGS
 from flowdup.metrics import METRICS, Metric
 from flowdup.report.chart import histogram, line_chart
-from flowdup.report.contents import RunContents, is_number
+from flowdup.report.contents import Certificate, RunContents, is_number
 from flowdup.report.parts import (
     card,
     card_grid,
@@ -32,14 +32,17 @@ SPOKEN = {"nll": "negative log-likelihood", "macro_f1": "macro-F1"}
 COLUMNS = {"mean": "mean", "std": "deviation", "worst_decile": "worst decile", "worst": "worst"}
 
 
-def page(run: RunContents) -> str:
-    """The whole page; all that comes from the run's files is escaped, and can be encoded."""
+def page(run: RunContents, psi_sha256: str = "") -> str:
+    """The whole page; all that comes from the run's files is escaped, and can be encoded.
+
+    `psi_sha256` is of the model that counts, by which a certificate knows whose it is.
+    """
     body = [
         _headline(run),
         _problems(run),
         _curves(run),
         *_tests(run),
-        _certificate(run),
+        _certificate(run, psi_sha256),
         _embedding(run),
         _config(run),
         footer(provenance_text(run.evaluation)),
@@ -207,9 +210,9 @@ def _by_trait(clients: Sequence[dict[str, Any]], trait: str) -> str:
     return card(f"Mean accuracy of clients by {escape(trait)}", html_table(titles, rows))
 
 
-def _certificate(run: RunContents) -> str:
+def _certificate(run: RunContents, psi_sha256: str) -> str:
     """How wrong models of clients without labels may be."""
-    if not run.certificate:
+    if not run.certificate.rows:
         return ""
     columns = {
         "bound": "at most",
@@ -217,11 +220,11 @@ def _certificate(run: RunContents) -> str:
         "measured_error_unlabeled": "measured",
     }
     rows = []
-    for row in run.certificate:
+    for row in run.certificate.rows:
         values = (row[key] for key in columns)
         cells = ["" if value is None else f"{value:.3f}" for value in values]
         rows.append((row["route"], [*cells, escape(row["refused"] or row["assumes"])]))
-    deltas = [r["delta"] for r in run.certificate if r["delta"] is not None]
+    deltas = [r["delta"] for r in run.certificate.rows if r["delta"] is not None]
     confidence = f"{1 - max(deltas, default=1.0):.0%}"
     note = (
         f"Each with confidence {confidence} by itself, not all together. A bound of 1 or more says "
@@ -230,7 +233,19 @@ def _certificate(run: RunContents) -> str:
     titles = ["", *columns.values(), "assumes"]
     alt = "Bounds against the number of clients set aside, and against p"
     figure = _image(run.bounds, alt) if run.bounds else ""
-    return card("Error of clients without labels", html_table(titles, rows) + figure, note)
+    content = _certified(run.certificate, psi_sha256) + html_table(titles, rows) + figure
+    return card("Error of clients without labels", content, note)
+
+
+def _certified(found: Certificate, psi_sha256: str) -> str:
+    """Of which model the bounds are."""
+    model = "the model" if found.round is None else f"the model after round {found.round:,}"
+    if not (found.psi_sha256 and psi_sha256):
+        return f"<p>Of {model}; whether it is the one that counts is not known.</p>"
+    if found.psi_sha256 == psi_sha256:
+        return f"<p>Of {model}.</p>"
+    warning = "These bounds are not of the model that counts now"
+    return f"<p><strong>{warning}</strong>, but of {model}: run `flowdup certify` again.</p>"
 
 
 def _embedding(run: RunContents) -> str:

@@ -13,7 +13,7 @@ from flowdup.checkpoint import load_checkpoint
 from flowdup.config import override, read_config
 from flowdup.data import InputSpec, Population, load_population
 from flowdup.engines.distributed import is_main_process
-from flowdup.errors import ConfigError, DataError
+from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import (
     ClientScore,
     Summary,
@@ -24,7 +24,7 @@ from flowdup.evaluation import (
     metrics_table,
     percentiles_table,
 )
-from flowdup.personalize import load, load_model
+from flowdup.personalize import load, load_model, psi_digest
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, page
@@ -206,5 +206,15 @@ def write_report(folder: str | Path) -> Path:
     What cannot be read is named in it; CheckpointError only if there is no such folder.
     """
     run = RunFolder(Path(folder))
-    run.write_report(page(run.read_all()))
+    contents = run.read_all()
+    counts = _kept_digest(run) if contents.certificate.rows else ""
+    run.write_report(page(contents, counts))
     return run.report
+
+
+def _kept_digest(run: RunFolder) -> str:
+    """Of the psi that counts; empty where it cannot be read."""
+    try:
+        return psi_digest(load_checkpoint(run.kept)[1].deployed)
+    except CheckpointError:
+        return ""
