@@ -107,6 +107,16 @@ def test_other_clients_of_a_folder_get_the_numbers_of_the_runs_own(home: Path) -
     assert same(good(run, "--input", clients, "--group", "test"), good(run))
 
 
+def test_clients_without_labels_are_not_counted_as_scored(home: Path, tmp_path: Path) -> None:
+    run, model = home / "run", home / "me.safetensors"
+    clients = write(tmp_path / "clients", range(9, 12))
+    assert "after round 30, 3 clients; their" in flowdup("evaluate", run, "--input", clients).out
+    np.savez(clients / "silent.npz", x=draw(12)[0])
+    for path in (run, model):
+        words = " ".join(flowdup("evaluate", path, "--input", clients).out.split())
+        assert " 4 clients, 3 of them with labels" in words
+
+
 def test_a_client_without_some_classes_has_the_classes_of_the_run(
     home: Path, tmp_path: Path
 ) -> None:

@@ -98,6 +98,14 @@ def test_the_headline_tells_method_data_rounds_and_accuracies(run: Path) -> None
     assert "Worst decile of clients: 50.0 % at round 20." in text
 
 
+def test_clients_without_labels_are_not_counted_as_scored(run: Path) -> None:
+    silent = client(23, metrics={"transductive": {}, "held_out": {}})
+    write_evaluation(run, [*(client(i) for i in range(23)), silent])
+    text = re.sub(r"\n+", " ", Page(write_report(run)).text)
+    assert "71.5 % worst decile 61.0 %; 23 of 24 clients, round 20" in text
+    assert "180 6 " in text and "270 5 of 6 " in text
+
+
 def test_the_best_round_is_one_of_the_last_stage_or_its_start(run: Path) -> None:
     last = {"round": 21, "stage": 1, "loss": 0.1, "validation_accuracy": 70.04}
     write_metrics(run, [*rounds(20, 5), last])

@@ -77,8 +77,11 @@ def evaluate(
 
 def _parts(result: Mapping[str, Any]) -> Iterator[str | Table]:
     count = len(result["clients"])
+    labeled = sum(any(client["metrics"].values()) for client in result["clients"])
     group = f"{result['group']} " if result["group"] else ""
     clients = f"{count} {group}client{'' if count == 1 else 's'}"
+    if labeled < count:
+        clients += f", {labeled} of them with labels"
     if FIXED in result["metrics"]:
         yield f"a model of kind {result['model']}, as it is, at {clients}"
     else:

@@ -66,7 +66,7 @@ def _headline(run: RunContents) -> str:
         facts.append(("Validation accuracy", percent(curve[-1][1]), note))
     facts += _guard_facts(run)
     at = run.evaluation.get("round")
-    tested = f"{len(_clients(run))} clients" + (f", round {at:,}" if is_number(at) else "")
+    tested = f"{_count(_clients(run))} clients" + (f", round {at:,}" if is_number(at) else "")
     for reading in READINGS:
         found = run.summary(reading, "accuracy")
         if "mean" in found:
@@ -182,6 +182,12 @@ def _accuracies(clients: Sequence[dict[str, Any]], reading: str) -> list[float]:
     return [v for client in clients if (v := _accuracy(client, reading)) is not None]
 
 
+def _count(clients: Sequence[dict[str, Any]]) -> str:
+    """How many are scored, and of how many where some have no labels."""
+    scored = sum(any(_accuracy(c, r) is not None for r in READINGS) for c in clients)
+    return str(scored) if scored == len(clients) else f"{scored} of {len(clients)}"
+
+
 def _spread(clients: Sequence[dict[str, Any]], reading: str) -> str:
     known = [(v, c) for c in clients if (v := _accuracy(c, reading)) is not None]
     ranked = sorted(known, key=lambda pair: pair[0])
@@ -204,7 +210,7 @@ def _by_trait(clients: Sequence[dict[str, Any]], trait: str) -> str:
     rows = []
     for value in sorted(groups, key=lambda v: (isinstance(v, str), v)):
         found = [_accuracies(groups[value], reading) for reading in readings]
-        cells = [str(len(groups[value])), *(percent(fmean(f)) if f else "" for f in found)]
+        cells = [_count(groups[value]), *(percent(fmean(f)) if f else "" for f in found)]
         rows.append((str(value), cells))
     titles = [trait, "clients", *(NAMES[reading] for reading in readings)]
     return card(f"Mean accuracy of clients by {escape(trait)}", html_table(titles, rows))
