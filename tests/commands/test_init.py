@@ -109,6 +109,17 @@ def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
     assert all(f"# note: {line}\n" in text for line in lines)
 
 
+def test_names_of_classes_are_told_in_their_own_letters(tmp_path: Path) -> None:
+    names = np.array(["Käfer", "蝶", "a\x9bb", 'say "x"'])
+    for number in range(3):
+        write_client(tmp_path / "clients" / f"c{number}.npz", number, y=np.resize(names, 12))
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
+    assert ended.code == 0, ended.error
+    for text in (ended.out, (tmp_path / "own.toml").read_text("utf-8")):
+        for name in ('"Käfer" 25%', '"蝶" 25%', '"a?b" 25%', r'"say \"x\"" 25%'):
+            assert name in text
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -108,7 +108,7 @@ class Choice:
         return "\n".join([*self._head(found), *self._data(found), *self._training()]) + "\n"
 
     def _head(self, found: Inspection) -> list[str]:
-        lines = [f"# {_printable(line)}" for line in describe(found)]
+        lines = [f"# {line}" for line in describe(found)]
         why = {
             "mlp": "for inputs of any shape",
             "resnet18-imagenet": "for large images; slow without a GPU",
@@ -174,14 +174,16 @@ def choose_model(shape: tuple[int, ...]) -> str:
 
 
 def describe(found: Inspection) -> list[str]:
-    """One line per fact, then those that are odd."""
+    """One line per fact, then those that are odd; all can be printed."""
     groups = "" if "all" in found.groups else f" ({_counts(found.groups)})"
     points = {name: f"{number:g}" for name, number in found.points.items()}
     names = found.class_names or tuple(map(str, range(len(found.class_points))))
     share = sorted(zip(found.class_points, names, strict=True), reverse=True)
     whole = sum(found.class_points) or 1
-    shown = ", ".join(f"{json.dumps(name)} {100 * n / whole:.0f}%" for n, name in share[:10])
-    return [
+    shown = ", ".join(
+        f"{json.dumps(name, ensure_ascii=False)} {100 * n / whole:.0f}%" for n, name in share[:10]
+    )
+    lines = [
         f"{found.clients} clients{groups}, {found.labeled} with labels; "
         f"points per client: {_counts(points)}",
         f"inputs: {found.dtype} {list(found.shape)}",
@@ -189,10 +191,11 @@ def describe(found: Inspection) -> list[str]:
         f"{shown}{' and others' if len(share) > 10 else ''}",
         *(f"note: {text}" for text in found.remarks),
     ]
+    return [_printable(line) for line in lines]
 
 
 def _printable(text: str) -> str:
-    """For a comment, which a name with a line's end would break."""
+    """For a terminal and a comment, which a name with a line's end would break."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
