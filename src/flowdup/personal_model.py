@@ -44,11 +44,17 @@ class PersonalModel(nn.Module):
     """
 
     def __init__(
-        self, model: str, inputs: InputSpec, weights: Weights, sets: SetThresholds | None = None
+        self,
+        model: str,
+        inputs: InputSpec,
+        weights: Weights,
+        sets: SetThresholds | None = None,
+        is_global: bool = False,  # the one model for everyone, nobody's own
     ) -> None:
         super().__init__()
         self.name, self.inputs, self.read = model, inputs, inputs.reader()
         self.sets = sets  # what prediction sets need, if the federation is certified
+        self.is_global = is_global
         network = build_network(model, inputs.shape, inputs.classes, self.read)
         if network.shapes != {n: tuple(w.shape) for n, w in weights.items()}:
             raise CheckpointError(
@@ -90,9 +96,15 @@ class PersonalModel(nn.Module):
 
         The threshold is the client's own, by how sure its model is of the points that it was made
         from (`certificate/own_thresholds.py`).  CertificateError if the federation has not been
-        certified.  Beware: a set may be empty, where no class is likely, and the weights must be
-        those that were personalized.
+        certified, or this is the global model.  Beware: a set may be empty, where no class is
+        likely, and the weights must be those that were personalized.
         """
+        if self.is_global:
+            raise CertificateError(
+                "this is the global model, and prediction sets are for personal models, whose "
+                "thresholds are the client's own: personalize without `--foreign global`, or "
+                "predict without sets"
+            )
         if self.sets is None:
             raise CertificateError(
                 "this model has no thresholds for prediction sets: run `flowdup certify` on the "
@@ -140,7 +152,8 @@ class PersonalModel(nn.Module):
         if not all_finite(weights):
             raise FlowdupError(f"the model has NaN or infinite weights and is not saved to {path}")
         sets = {"sets": asdict(self.sets)} if self.sets else {}
-        described = {"model": self.name, "inputs": asdict(self.inputs)} | sets
+        mark = {"global": True} if self.is_global else {}
+        described = {"model": self.name, "inputs": asdict(self.inputs)} | sets | mark
         about = json.dumps(described, sort_keys=True)
         metadata = {"flowdup": about, "sha256": weights_digest(about, weights)}
         write_atomic(Path(path), save_tensors(weights, metadata))
@@ -154,6 +167,7 @@ def load_model(path: str | Path) -> PersonalModel:
             described = read_object(about)
             name, inputs = get_text(described, "model"), read_spec(get_object(described, "inputs"))
             sets = read_thresholds(get_object(described, "sets")) if "sets" in described else None
+            is_global = described.get("global") is True
             _check_stored(file, name, inputs)
             weights = load_tensors(file.read())
         if file.metadata.get("sha256") != weights_digest(about, weights):
@@ -163,7 +177,7 @@ def load_model(path: str | Path) -> PersonalModel:
     except (OSError, ValueError, ConfigError, DataError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"cannot read the model {path} ({why}): personalize again") from None
-    return PersonalModel(name, inputs, weights, sets)
+    return PersonalModel(name, inputs, weights, sets, is_global)
 
 
 def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:

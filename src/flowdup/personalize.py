@@ -78,7 +78,7 @@ class Federation:
                 f"method '{self.spec.method['name']}' learns no model for everyone: take the "
                 "client's own, or train flowdup or flowdup-plus"
             ) from None
-        return PersonalModel(self._model, self.spec.inputs, weights)
+        return PersonalModel(self._model, self.spec.inputs, weights, is_global=True)
 
     def familiarity(self, x: Inputs) -> Verdict:
         """Whether inputs x [n, *shape] look like those of training clients (`familiarity.py`).

@@ -94,6 +94,21 @@ def test_a_foreign_client_gets_the_global_model_by_choice(
     assert for_all.logits(x).equal(flowdup.load_model(tmp_path / "me").logits(x))
 
 
+def test_prediction_sets_of_the_global_model_are_refused(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    certified = train(tmp_path / "run", "data.certify_clients=20")
+    flowdup.certify_run(certified, ["prediction-sets"])
+    foreign = files["foreign"]
+    words = ("predict", tmp_path / "me", "--input", foreign, "--set", "0.9")
+    assert personalize(certified, foreign).code == 0 and command(*words).code == 0
+    assert personalize(certified, foreign, "--foreign", "global").code == 0
+    ended = command(*words)
+    assert ended.code == 2 and "this is the global model" in ended.error
+    assert "flowdup certify" not in ended.error
+    assert command(*words[:-2]).code == 0
+
+
 def test_a_foreign_client_is_refused_by_choice(
     run: Path, files: dict[str, Path], tmp_path: Path
 ) -> None:
