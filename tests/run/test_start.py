@@ -12,7 +12,7 @@ from staged import shaky, train
 
 from flowdup import Population, evaluate_run, load, train_run
 from flowdup.data import ClientData, InputSpec
-from flowdup.errors import CheckpointError, ConfigError
+from flowdup.errors import ConfigError, FlowdupError
 from flowdup.models import Weights
 from flowdup.personalize import PersonalModel
 from flowdup.run import Simulation
@@ -136,10 +136,19 @@ def test_a_start_that_does_not_fit_leaves_no_folder(other: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("start", ["nothing.safetensors", "empty"])
-def test_a_start_that_is_not_there_is_one_sentence(start: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "sentence"),
+    [
+        ("nothing", "`start` names .*nothing, which does not exist: give a run folder"),
+        ("nothing.safetensors", "which does not exist"),
+        ("empty", "there is no checkpoint"),
+    ],
+)
+def test_a_start_that_is_not_there_is_one_sentence(
+    start: str, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot read the model|there is no checkpoint"):
+    with pytest.raises(FlowdupError, match=sentence):
         train(shaky(start=str(tmp_path / start)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

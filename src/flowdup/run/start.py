@@ -17,8 +17,13 @@ from flowdup.personalize import load, load_model
 def load_start(path: Path, model: str, inputs: InputSpec) -> Weights:
     """The weights in a run folder or in a file that `PersonalModel.save` wrote.
 
-    ConfigError if they are of another model or for other inputs than those given.
+    ConfigError if there is nothing, or they are of another model or for other inputs than those
+    given.
     """
+    if not path.exists():
+        raise ConfigError(
+            f"`start` names {path}, which does not exist: give a run folder or a model file"
+        )
     if path.is_dir():
         federation = load(path)
         name, theirs = federation.spec.model, federation.spec.inputs
