@@ -150,6 +150,12 @@ def test_the_command_line_exports(tmp_path: Path) -> None:
         mine = ["--input", clients, "--out", tmp_path / f"me.{format}", "--format", format]
         assert "made from 3 unlabeled points" in done("personalize", tmp_path / "run", *mine)
     onnx.checker.check_model(tmp_path / "me.onnx")
+    for ending in ("ONNX", "pt2", "any"):
+        mine = ["--input", clients, "--out", tmp_path / f"by-ending.{ending}"]
+        done("personalize", tmp_path / "run", *mine)
+    onnx.checker.check_model(onnx.load(tmp_path / "by-ending.ONNX", format="protobuf"))
+    torch.export.load(tmp_path / "by-ending.pt2")
+    flowdup.load_model(tmp_path / "by-ending.any")
     x = torch.zeros(7, 1, 8, 8, dtype=torch.uint8)  # more than it was made from
     wanted = flowdup.load_model(tmp_path / "me.safetensors").logits(x)
     program = torch.export.load(tmp_path / "me.torch").module()

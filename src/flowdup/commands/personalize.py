@@ -24,7 +24,13 @@ def personalize(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     source: Inputs,
     out: Annotated[Path, typer.Option(help="The model file to write.")],
-    format: Annotated[str, typer.Option(help=f"Of the file: {', '.join(FORMATS)}.")] = FORMATS[0],
+    format: Annotated[
+        str,
+        typer.Option(
+            help=f"Of the file: {', '.join(FORMATS)}. If not given, by the ending: .onnx, "
+            f".pt2 (torch), any other {FORMATS[0]}."
+        ),
+    ] = "",
     foreign: Annotated[
         str,
         typer.Option(

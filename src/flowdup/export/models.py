@@ -14,12 +14,13 @@ from flowdup.personalize import PersonalModel
 from flowdup.version import __version__
 
 
-def export_model(model: PersonalModel, path: Path, format: str) -> None:
-    """Write the model to a file of one of the `FORMATS`.
+def export_model(model: PersonalModel, path: Path, format: str = "") -> None:
+    """Write the model to a file of one of the `FORMATS`, if none is given of that of its ending.
 
     All but safetensors know nothing of flowdup: inputs as stored [n, *shape] in, logits out, for
     any n; class names are in ONNX's metadata.
     """
+    format = format or _ENDINGS.get(path.suffix.lower(), FORMATS[0])
     if format == "safetensors":
         model.save(path)
     elif format in _WRITERS:
@@ -45,4 +46,5 @@ def _torch(model: PersonalModel) -> bytes:
 
 
 _WRITERS: dict[str, Callable[[PersonalModel], bytes]] = {"onnx": _onnx, "torch": _torch}
+_ENDINGS = {".onnx": "onnx", ".pt2": "torch"}
 FORMATS = ("safetensors", *_WRITERS)
