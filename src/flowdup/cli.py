@@ -135,7 +135,7 @@ def predict(
     the run was certified before the model was made.
     """
     own = load_model(model)
-    x = read_inputs(source, own.inputs.shape)
+    x = read_inputs(source, own.inputs.shape, own.inputs.columns)
     found = own.predictions(x)
     if coverage is not None:
         sets = own.predict_set(x, coverage).tolist()

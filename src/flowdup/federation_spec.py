@@ -42,11 +42,13 @@ class FederationSpec:
         return [n.removeprefix("psi/") for n in self.shapes if n.startswith("psi/")]
 
     def is_same(self, stored: "FederationSpec") -> bool:
-        """Whether a stored description is of this federation; it may lack the classes' names."""
-        if not stored.inputs.class_names:
-            inputs = replace(stored.inputs, class_names=self.inputs.class_names)
-            stored = replace(stored, inputs=inputs)
-        return stored == self
+        """Whether a stored description is of this federation; it may lack names of classes and
+        columns, and clients that are given in Python have no columns.
+        """
+        inputs = stored.inputs.with_names(self.inputs)
+        if not self.inputs.columns:
+            inputs = replace(inputs, columns=())
+        return replace(stored, inputs=inputs) == self
 
     def check(self, method: Method) -> None:
         """Refuse a method that is made differently here."""
@@ -88,6 +90,7 @@ def read_spec(table: dict[str, Any]) -> InputSpec:
         get_numbers(table, "mean"),
         get_numbers(table, "std"),
         get_texts(table, "class_names") if "class_names" in table else (),  # younger than the rest
+        get_texts(table, "columns") if "columns" in table else (),  # and so are these
     )
 
 

@@ -48,7 +48,8 @@ def personalize(
     if foreign not in CHOICES:
         raise ConfigError(f"--foreign is {', '.join(CHOICES)}, not '{foreign}'")
     federation = load(folder)
-    x = read_inputs(source, federation.spec.inputs.shape)
+    inputs = federation.spec.inputs
+    x = read_inputs(source, inputs.shape, inputs.columns)
     verdict = federation.familiarity(x) if federation.summary or foreign != "warn" else None
     is_foreign = verdict is not None and verdict.foreign
     if is_foreign and foreign == "refuse":

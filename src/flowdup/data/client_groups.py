@@ -11,13 +11,18 @@ from flowdup.errors import DataError
 
 
 class Clients(dict[str, list[ClientData]]):
-    """Clients by group (train, validation and test, or just "all"), and their classes' names."""
+    """Clients by group (train, validation and test, or just "all"), their classes' names and those
+    of the columns that their inputs are.
+    """
 
     def __init__(
-        self, groups: Mapping[str, list[ClientData]], class_names: tuple[str, ...] = ()
+        self,
+        groups: Mapping[str, list[ClientData]],
+        class_names: tuple[str, ...] = (),
+        columns: tuple[str, ...] = (),
     ) -> None:
         super().__init__(groups)
-        self.class_names = class_names
+        self.class_names, self.columns = class_names, columns
 
 
 class Unnamed(NamedTuple):
@@ -42,6 +47,7 @@ def name_classes(
     path: Path,
     class_names: tuple[str, ...] = (),
     numbers: bool = True,
+    columns: tuple[str, ...] = (),
 ) -> Clients:
     """The clients with numbers for labels, each known to stand in one group only.
 
@@ -61,7 +67,7 @@ def name_classes(
     rest = iter(clients)
     named = {group: [next(rest) for _ in members] for group, members in groups.items()}
     _check_apart(named, path)
-    return Clients(named, class_names)
+    return Clients(named, class_names, columns)
 
 
 def _check_apart(clients: Mapping[str, Sequence[ClientData]], path: Path) -> None:

@@ -18,8 +18,9 @@ def read_csv_clients(
     label_column: str | None,
     input_columns: Sequence[str],
     shape: tuple[int, ...] | None,
-) -> dict[str, list[Unnamed]]:
-    """Clients by group, named after their files, whatever stands in a column of clients.
+) -> tuple[dict[str, list[Unnamed]], tuple[str, ...]]:
+    """Clients by group, named after their files, whatever stands in a column of clients; and their
+    inputs' columns.
 
     A file without the column of labels is a client without labels; at least one file has it.
     """
@@ -46,7 +47,7 @@ def read_csv_clients(
             f"no CSV file like {first} has a column '{label_column}': name that of the labels in "
             "data.label_column, or set it to '' if there are none"
         )
-    return found
+    return found, tuple(names)
 
 
 def read_csv_client(

@@ -25,9 +25,9 @@ def read_given_clients(
 ) -> list[ClientData]:
     """All clients of a folder or table, or those of one of its groups; or one client's own file.
 
-    They are read by the columns that `config` names and must fit `spec`, whose classes they get.
+    They are read by the columns of `with_columns` and must fit `spec`, whose classes they get.
     """
-    found = _read(path, config, spec)
+    found = _read(path, with_columns(config, spec), spec)
     if group and group not in found:
         there = "no groups" if "all" in found else f"the groups {listed(found)}"
         raise ConfigError(
@@ -36,6 +36,13 @@ def read_given_clients(
         )
     clients = found[group] if group else [c for members in found.values() for c in members]
     return fit_clients(clients, found.class_names or config.class_names, spec, str(path))
+
+
+def with_columns(config: DataConfig, spec: InputSpec) -> DataConfig:
+    """The settings, which name the inputs' columns as the federation knows them if they do not."""
+    if config.input_columns != DataConfig.input_columns or not spec.columns:
+        return config
+    return replace(config, input_columns=spec.columns)
 
 
 def fit_clients(

@@ -32,6 +32,7 @@ class InputSpec:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()  # of class 0, 1, ...; empty: they have none
+    columns: tuple[str, ...] = ()  # of a table, one for each number; empty: these have no names
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -48,6 +49,7 @@ class InputSpec:
                 f"there cannot be {shorten(self.classes)} classes: give a whole number from 1 on"
             )
         object.__setattr__(self, "class_names", check_class_names(self.class_names, self.classes))
+        object.__setattr__(self, "columns", _check_columns(self.columns, prod(shape)))
         mean, std = self.mean, self.std
         if not isinstance(mean, Sequence) or not isinstance(std, Sequence):
             raise DataError(f"mean and std are {shorten(mean)} and {shorten(std)}: give tuples")
@@ -60,6 +62,11 @@ class InputSpec:
             )
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+
+    def with_names(self, other: "InputSpec") -> "InputSpec":
+        """The same with names of classes and columns that it lacks and the other has."""
+        class_names = self.class_names or other.class_names
+        return replace(self, class_names=class_names, columns=self.columns or other.columns)
 
     def check(self, client: ClientData) -> ClientData:
         """The client, with x and y in the right types; DataError if it does not fit."""
@@ -164,6 +171,17 @@ class Reader(nn.Module):
         if scale.ndim == 3 and x.is_contiguous():  # channel by channel
             scale, shift = scale[:, :1, :1], shift[:, :1, :1]
         return x.to(scale.device, scale.dtype) * scale + shift
+
+
+def _check_columns(columns: Any, numbers: int) -> tuple[str, ...]:
+    if not isinstance(columns, Sequence) or isinstance(columns, str):
+        raise DataError(f"columns are {shorten(columns)}: give a tuple of texts")
+    if len(columns) not in (0, numbers) or not all(isinstance(name, str) for name in columns):
+        raise DataError(
+            f"{shorten(list(columns))} cannot name inputs of {numbers} numbers: give one text for "
+            "each"
+        )
+    return tuple(columns)
 
 
 def _readable(mean: Any, std: Any) -> bool:

@@ -179,14 +179,15 @@ def _population(
             "array with one row per point"
         )
     dtype = "uint8" if first.dtype == torch.uint8 else "float32"
-    names = found.class_names if isinstance(found, Clients) else ()
+    names, columns = (found.class_names, found.columns) if isinstance(found, Clients) else ((), ())
     classes = _check_count(names, config) or config.classes or len(config.class_names)
     classes = classes or _count_classes(train)
     if len(config.mean) not in (0, 1, first.shape[1]):
         if looks_channels_last(first.shape[1:], square=False):
             raise DataError(channels_last_sentence(first.shape[1:]))
         raise ConfigError("data.mean and data.std need one number each, or one per channel")
-    spec = InputSpec(tuple(first.shape[1:]), dtype, classes, config.mean, config.std, names)
+    shape = tuple(first.shape[1:])
+    spec = InputSpec(shape, dtype, classes, config.mean, config.std, names, columns)
     held = (groups.get(name, []) for name in ("validation", "test", "certify"))
     return Population(spec, train, *held)
 

@@ -85,6 +85,13 @@ class ClientTable:
             )
         return found
 
+    def number_names(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The inputs' columns if these hold single numbers; none for a column of lists or images,
+        whose numbers have no names.
+        """
+        single = all(_may_be_numbers(self.column(name).type) for name in names)
+        return tuple(names) if single else ()
+
     def check_rows(self) -> None:
         """Refuse an empty table."""
         if not len(self.table):
@@ -196,7 +203,10 @@ class ClientTable:
         """A column by name, as plain values; DataError names those that there are."""
         if name not in self.table.column_names:
             there = listed(self.table.column_names)
-            raise DataError(f"{self.path} has no column '{name}': choose among {there}")
+            raise DataError(
+                f"{self.path} has no column '{shorten(name)}': name those to be read by "
+                f"data.client_column, data.label_column and data.input_columns, among {there}"
+            )
         column = self.table.column(name)
         if hasattr(column.type, "storage_type"):  # an extension type, such as a fixed-shape tensor
             column = column.cast(column.type.storage_type)

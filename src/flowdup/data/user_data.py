@@ -31,7 +31,7 @@ from flowdup.data.numpy_files import read_arrays
 from flowdup.data.tables import ClientTable
 from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client
 from flowdup.data.tensors import as_inputs, listed
-from flowdup.errors import DataError
+from flowdup.errors import DataError, shorten
 
 Array = NDArray[Any]
 
@@ -62,9 +62,10 @@ def read_folder(
     kind = _find_kind(groups, path)
     images = ImageReader()
     found: dict[str, list[Unnamed]] = {}
+    columns: tuple[str, ...] = ()
     if kind == _CSV:
-        columns = (client_column, label_column, input_columns, shape)
-        found = read_csv_clients(groups, *columns)
+        settings = (client_column, label_column, input_columns, shape)
+        found, columns = read_csv_clients(groups, *settings)
     elif kind == _IMAGES:
         for group, folder in groups.items():
             found[group] = [read_image_client(own, images) for own in find_image_clients(folder)]
@@ -77,7 +78,7 @@ def read_folder(
             found[group] = [_read_npz(file) for file in sorted(folder.glob("*.npz"))]
     if images.first:
         found = with_equal_channels(found)
-    return name_classes(found, path, numbers=kind != _IMAGES)
+    return name_classes(found, path, numbers=kind != _IMAGES, columns=columns)
 
 
 def read_table(
@@ -96,25 +97,33 @@ def read_table(
     of a CSV that has no x.  `shape` is that of one point if it is not to be taken from the lists.
     Labels are whole numbers or texts, which name the classes; a null label is -1.  Any other column
     of single values is a trait of the clients within which it does not vary.
-    Sub-folders `train`, `validation` and `test` are the groups, as in `read_folder`.
+    Sub-folders `train`, `validation` and `test` are the groups, as in `read_folder`; all are read
+    by the columns of the first.
     """
     images, class_names = ImageReader(), set()
     found: dict[str, list[Unnamed]] = {}
+    names, guessed = input_columns, False
+    columns: tuple[str, ...] = ()
     for group, folder in find_groups(path).items():
         text = [name for name in (client_column, label_column) if name]
         table = ClientTable(read_arrow(folder, text), folder, images)
-        found[group] = table.clients(client_column, label_column, input_columns, shape)
+        if not found:
+            names = table.input_names(input_columns, (client_column, label_column))
+            columns, guessed = table.number_names(names), names is not input_columns
+        found[group] = table.clients(client_column, label_column, names, shape, guessed)
         class_names.add(table.class_names(label_column))
     if len(class_names) > 1:
         raise DataError(f"the groups of {path} name their classes otherwise: give all the same")
     if images.first:
         found = with_equal_channels(found)
-    return name_classes(found, path, class_names.pop())
+    return name_classes(found, path, class_names.pop(), columns=columns)
 
 
-def read_inputs(path: Path, shape: tuple[int, ...] = ()) -> Tensor:
+def read_inputs(path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = ()) -> Tensor:
     """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a CSV of
-    inputs (columns `client` and `label` are left out), an image, a folder or a tar file of images.
+    inputs, an image, a folder or a tar file of images.
+
+    Of a CSV, `columns` are read if they are given; else all but `client` and `label`.
 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
@@ -127,8 +136,14 @@ def read_inputs(path: Path, shape: tuple[int, ...] = ()) -> Tensor:
         return with_channels(read_tar_client("", [path], ImageReader()).client.x, shape)
     if path.is_file() and is_csv(path):
         table = ClientTable(read_arrow(path, ()), path, ImageReader())
-        columns: Sequence[str] = table.table.column_names
-        if shape and len(columns) > prod(shape):  # a client's file, with labels or traits
+        there: Sequence[str] = table.table.column_names
+        if missing := [name for name in columns if name not in there]:
+            raise DataError(
+                f"{path} has no column '{shorten(missing[0])}', which the federation reads: add "
+                f"it to {listed(there)}"
+            )
+        columns = columns or there
+        if columns is there and shape and len(there) > prod(shape):  # with labels or traits
             columns = table.input_names(("x",), ("client", "label"))
         return table.inputs(columns, shape if len(columns) == prod(shape) else None)
     names, arrays = read_arrays(path, ("x",))

@@ -1,7 +1,8 @@
 """What inputs look like, at a coordinator that has none: by the settings, or by what nodes tell.
 
-Nodes tell shape, type, the number of classes or their names, and per channel the sums of which mean
-and standard deviation are made; this once, before the first round of a run.
+Nodes tell shape, type, the number of classes or their names, names of a table's columns, and per
+channel the sums of which mean and standard deviation are made; this once, before the first round of
+a run.
 """
 
 import json
@@ -45,9 +46,12 @@ def _ask(config: Config, calls: Calls) -> InputSpec:
     told = {n: _read(n, answer) for n, answer in answers.items()}
     if not told:
         raise FederationError("no node told what its inputs look like: see their own output")
+    columns = next((table["columns"] for table in told.values() if table["columns"]), ())
+    for table in told.values():
+        table["columns"] = table["columns"] or columns  # files of arrays have no names for them
     (first, own), *others = told.items()
     for node, other in others:
-        for key in ("shape", "dtype", "class_names"):
+        for key in ("shape", "dtype", "class_names", "columns"):
             if own[key] != other[key]:
                 raise DataError(
                     f"inputs of {first} have the {key} {own[key]} and those of {node} "
@@ -59,7 +63,9 @@ def _ask(config: Config, calls: Calls) -> InputSpec:
     mean, std = data.mean, data.std
     if data.normalize and not mean:
         mean, std = combine(table["sums"] for table in told.values()).mean_and_std()
-    return InputSpec(own["shape"], own["dtype"], classes, mean, std, own["class_names"])
+    return InputSpec(
+        own["shape"], own["dtype"], classes, mean, std, own["class_names"], own["columns"]
+    )
 
 
 def _read(node: str, answer: Any) -> dict[str, Any]:
@@ -75,6 +81,7 @@ def _read(node: str, answer: Any) -> dict[str, Any]:
             "dtype": get_text(answer, "dtype"),
             "classes": get_count(answer, "classes"),
             "class_names": get_texts(answer, "class_names"),
+            "columns": get_texts(answer, "columns"),
             "sums": ChannelSums(get_count(answer, "count"), total, squares),
         }
     except ValueError as error:

@@ -175,6 +175,7 @@ class Node:
             "dtype": "uint8" if train[0].x.dtype == torch.uint8 else "float32",
             "classes": max(labels, default=-1) + 1,
             "class_names": list(groups.class_names),
+            "columns": list(groups.columns),
             "count": sums.count,
             "total": sums.total.tolist(),
             "squares": sums.squares.tolist(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowdup.config import Config
 from flowdup.data import ClientData, InputSpec, LazyClients, Population, load_population
-from flowdup.data.given_clients import GROUPS, fit_clients, read_given_clients
+from flowdup.data.given_clients import GROUPS, fit_clients, read_given_clients, with_columns
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 
@@ -74,7 +74,8 @@ class ChosenClients:
             where, column = str(self.source), config.data.label_column
             remedy = f"or name their column, now '{column}', by --set data.label_column=NAME"
         else:
-            population = load_population(config.data, Stream(config.seed).child("data"))
+            data = with_columns(config.data, spec)
+            population = load_population(data, Stream(config.seed).child("data"))
             where = f"data.source = '{config.data.source}'"
             names = population.spec.class_names
             clients = fit_clients(self.among(population), names, spec, where)

@@ -12,6 +12,7 @@ import torch
 from flowdup.checkpoint import load_checkpoint
 from flowdup.config import override, read_config
 from flowdup.data import InputSpec, Population, load_population
+from flowdup.data.given_clients import with_columns
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import CheckpointError, ConfigError, DataError
 from flowdup.evaluation import (
@@ -174,7 +175,8 @@ def embed_run(
     chosen = ChosenClients(group, settings=settings)
     federation = load(run.path)
     config = stored_config(run, settings)
-    population = load_population(config.data, Stream(config.seed).child("data"))
+    data = with_columns(config.data, federation.spec.inputs)
+    population = load_population(data, Stream(config.seed).child("data"))
     clients = chosen.among(population)
     if len(clients) > _MOST_IN_A_FIGURE:
         raise DataError(

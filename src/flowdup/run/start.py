@@ -2,7 +2,7 @@
 or at another run's psi.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
@@ -33,8 +33,7 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> Weights:
         name, theirs = saved.name, saved.inputs
         weights = {n: p.detach() for n, p in saved.module.named_parameters()}
     _refuse_difference(path, "model", name, model)
-    if not (theirs.class_names and inputs.class_names):  # not everyone names them
-        theirs = replace(theirs, class_names=inputs.class_names)
+    theirs, inputs = theirs.with_names(inputs), inputs.with_names(theirs)  # not everyone has them
     for field in fields(InputSpec):
         _refuse_difference(path, field.name, *(getattr(s, field.name) for s in (theirs, inputs)))
     return {n: w.float().cpu().clone() for n, w in weights.items()}
