@@ -6,6 +6,7 @@ large, only the headers.  Sizes are known before anything is allocated, and pick
 
 import io
 import math
+import threading
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -22,6 +23,7 @@ Array = NDArray[Any]
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # a file, or one without members
 _LARGEST_SCALAR = 4096  # bytes
+_ONE_AT_A_TIME = threading.RLock()  # Python 3.11's ast, which reads headers, mixes up threads
 
 
 class StoredArrays(NamedTuple):
@@ -49,15 +51,8 @@ def read_arrays(path: Path, wanted: Collection[str]) -> StoredArrays:
     if not path.is_file():
         raise DataError(f"there is no file {path}: give the path of an .npz or .npy file")
     try:
-        with path.open("rb") as file:
-            packed = file.read(4) in _ZIP
-        if packed:
-            return _read_npz(path, wanted)
-        # not mode "c": Linux refuses a writable mapping that is larger than memory
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(mapped, np.ndarray):
-            raise ValueError("it is no array")
-        return StoredArrays(("x",), {"x": mapped})
+        with _ONE_AT_A_TIME:
+            return _read(path, wanted)
     except DataError:
         raise
     except Exception as error:  # damage surfaces as anything from zlib.error to MemoryError
@@ -72,6 +67,18 @@ def write_array(path: Path, values: ArrayLike) -> None:
     content = io.BytesIO()
     np.save(content, np.asarray(values))
     write_atomic(path, content.getvalue())
+
+
+def _read(path: Path, wanted: Collection[str]) -> StoredArrays:
+    with path.open("rb") as file:
+        packed = file.read(4) in _ZIP
+    if packed:
+        return _read_npz(path, wanted)
+    # not mode "c": Linux refuses a writable mapping that is larger than memory
+    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(mapped, np.ndarray):
+        raise ValueError("it is no array")
+    return StoredArrays(("x",), {"x": mapped})
 
 
 def _read_npz(path: Path, wanted: Collection[str]) -> StoredArrays:
