@@ -158,10 +158,6 @@ class Simulation:
         model = self.method.global_model(self._here(state.deployed))
         return {n: w.float().cpu() for n, w in model.items()}
 
-    def is_done(self, state: ServerState) -> bool:
-        """Whether the stage ends with this state."""
-        return is_done(self.config, state)
-
     def load_state(self, folder: Path) -> ServerState:
         """The state in a checkpoint folder, checked as `checked` does it."""
         return self.checked(*load_checkpoint(folder))

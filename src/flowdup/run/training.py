@@ -40,7 +40,7 @@ from flowdup.run.origin import (
 from flowdup.run.remote import RemotePopulation
 from flowdup.run.results import write_report
 from flowdup.run.round_metrics import validation_metrics
-from flowdup.run.simulation import Simulation
+from flowdup.run.simulation import Simulation, is_done
 from flowdup.run.tensorboard import TensorBoardLog, check_installed, tensorboard_log
 from flowdup.run.watch import TrainingWatch
 from flowdup.server import ServerState, check_roster
@@ -127,7 +127,7 @@ class _Progress:
 
     @property
     def stage_done(self) -> bool:
-        return self.simulation.is_done(self.state)
+        return is_done(self.simulation.config, self.state)
 
     @property
     def finished(self) -> bool:
