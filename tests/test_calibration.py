@@ -12,16 +12,25 @@ from test_methods import batch, doubles
 from torch import Tensor
 from torch.func import grad
 
-from flowdup.calibration import MOVES, calibrate, fit_scale_and_bias, uncorrected
+from flowdup.calibration import (
+    MOVES,
+    answer,
+    calibrate,
+    fit_scale_and_bias,
+    prior_settings,
+    uncorrected,
+)
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
 from flowdup.evaluation import transductive_accuracy, transductive_logits
 from flowdup.methods import MethodConfig, MethodContext
 from flowdup.models import Weights
 from flowdup.params import prefixed
+from flowdup.prior import log_prior
 from flowdup.random import Stream
 
 EXACT = torch.float64
+SHARES = ([0.6, 0.3, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3])
 
 
 def sharp_logits(points: int, shares: Sequence[float], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -179,3 +188,19 @@ def test_the_accuracy_that_is_promised_is_the_one_that_engines_give(name: str, k
     assert before.mean is not None
     assert given.mean is not None
     assert given.mean > before.mean
+
+
+def test_settings_of_the_prior_are_tried_at_once_as_one_by_one() -> None:
+    clients = [sharp_logits(40, shares, seed)[0] for seed, shares in enumerate(SHARES)]
+    logits = torch.stack(clients)
+    present = torch.ones(logits.shape[:2], dtype=EXACT)
+    present[1, 25:] = 0
+    settings = torch.tensor(prior_settings(3), dtype=EXACT)
+    alone = torch.cat([answer(logits, present, one[None]) for one in settings])
+    assert torch.equal(answer(logits, present, settings), alone)
+    wanted = [
+        (logits + log_prior(logits, present, sparsity, strength)[:, None]).argmax(-1)
+        for strength, sparsity in prior_settings(3)
+    ]
+    assert torch.equal(alone, torch.stack(wanted))
+    assert len({tuple(own.flatten().tolist()) for own in alone}) > 3  # settings matter

@@ -114,10 +114,10 @@ class ClientsHere:
         """Over `prior_settings`, of each client that has a labeled point."""
         plain = self._rows(move).x
         x = scale.to(plain) * plain + bias.to(plain)
+        settings = torch.tensor(prior_settings(self.classes), dtype=x.dtype, device=x.device)
+        at_once = 1 if x.device.type == "cpu" else len(settings)  # caches are small, launches slow
         present = self.present.to(x)
-        settings = prior_settings(self.classes)
-        shifts = [log_prior(x, present, sparsity, strength) for strength, sparsity in settings]
-        answers = torch.stack([(x + shift[:, None]).argmax(-1) for shift in shifts])
+        answers = torch.cat([answer(x, present, some) for some in settings.split(at_once)])
         points = self.known.sum(1).clamp(min=1)
         right = ((answers == self.y) & self.known).sum(2).double() / points
         predicted = [torch.bincount(own[self.known], minlength=self.classes) for own in answers]
@@ -129,14 +129,23 @@ class ClientsHere:
             rows = [own.to(self.device, torch.float64) for own in self.logits[move]]
             x = pad_sequence(rows, batch_first=True)
             useful = self.known & x.isfinite().all(-1)
-            self._latest = {move: _Rows(x, x[useful], self.y[useful])}
+            self._latest = {move: _Rows(x, x[useful].cpu(), self.y[useful].cpu())}
         return self._latest[move]
 
 
 class _Rows(NamedTuple):
     x: Tensor  # logits [clients, n, classes]
-    useful: Tensor  # those of labeled points that are finite [points, classes]
-    labels: Tensor  # of these [points]
+    useful: Tensor  # those of labeled points that are finite [points, classes], on the CPU
+    labels: Tensor  # of these [points], likewise
+
+
+def answer(logits: Tensor, present: Tensor, settings: Tensor) -> Tensor:
+    """Classes [settings, clients, n] of calibrated logits [clients, n, classes], with the prior of
+    each setting [settings, 2], strength and sparsity.
+    """
+    strength, sparsity = settings.T[..., None, None]
+    every = logits.expand(len(settings), *logits.shape)
+    return (logits + log_prior(every, present, sparsity, strength)[..., None, :]).argmax(-1)
 
 
 def calibrate(
