@@ -33,10 +33,10 @@ from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.numpy_files import write_array
 from flowdup.data.sources import SOURCES, data_folder, named
-from flowdup.data.user_data import read_inputs
+from flowdup.data.user_data import image_names, read_inputs
 from flowdup.devices import gpu_is_full
 from flowdup.engines.distributed import is_main_process
-from flowdup.errors import ConfigError, FlowdupError, GpuMemoryError
+from flowdup.errors import ConfigError, FlowdupError, GpuMemoryError, printable
 from flowdup.interruption import Interruption
 from flowdup.laws import check_method, read_cases
 from flowdup.methods import METHODS, summary
@@ -131,6 +131,8 @@ def predict(
 ) -> None:
     """Predict classes with a client's own model, each with its probability.
 
+    Images in files are told by their names.
+
     With --set 0.9, every point gets a set of classes that has its class with probability 0.9, if
     the run was certified before the model was made.
     """
@@ -147,7 +149,10 @@ def predict(
     texts = [f"{p:.3f} {n}" for p, n in zip(found["probabilities"], found["names"], strict=True)]
     if coverage is not None:
         texts = [f"{t} {{{', '.join(s)}}}" for t, s in zip(texts, found["sets"], strict=True)]
-    _say(as_json, found, "\n".join(texts))
+    if files := image_names(source):
+        found["files"] = files
+        texts = [f"{text}  {file}" for text, file in zip(texts, files, strict=True)]
+    _say(as_json, found, "\n".join(map(printable, texts)))
 
 
 @app.command()

@@ -74,3 +74,8 @@ def shorten(value: object, most: int = 60) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, endless nesting
         text = "something enormous"
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(line: str) -> str:
+    """A line for a terminal or a comment, which a name with a line's end in it would break."""
+    return "".join(sign if sign.isprintable() else "?" for sign in line)

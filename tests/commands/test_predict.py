@@ -1,6 +1,7 @@
 """`flowdup predict` prints the name and probability of every point's class, or why it cannot."""
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -104,4 +105,32 @@ def test_a_clients_own_csv_is_read_without_its_labels(home: Path, tmp_path: Path
     assert outs[0].code == 0 and outs[0].out == outs[1].out
     assert (
         outs[2].code == 2 and "has inputs of shape (3,), the federation reads (2,)" in outs[2].error
+    )
+
+
+def test_images_in_files_are_told_by_their_names_in_the_order_in_which_they_are_read(
+    home: Path, tmp_path: Path
+) -> None:
+    x = images(4, 8, 8)
+    places = ["b.png", "bee/a.png", "bee/z\x1b.png", "cat/1.png"]  # loose ones come first
+    with tarfile.open(tmp_path / "own.tar", "w") as archive:
+        for place, pixels in zip(places, x, strict=True):
+            file = tmp_path / "own" / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+            archive.add(file, place)
+    model = home / "gray.safetensors"
+    _, plain, _ = predict(model, x[:, None], tmp_path)
+    shown = [place.replace("\x1b", "?") for place in places]
+    wanted = [f"{line}  {file}" for line, file in zip(plain.splitlines(), shown, strict=True)]
+    assert len({*plain.splitlines()}) == 4  # else any order would do
+    for source in ("own", "own.tar"):
+        ended = flowdup("predict", model, "--input", tmp_path / source)
+        assert (ended.code, ended.out.splitlines()) == (0, wanted)
+    ended = flowdup("predict", model, "--input", tmp_path / "own", "--json")
+    assert json.loads(ended.out)["files"] == places
+    alone = flowdup("predict", model, "--input", tmp_path / "own" / "b.png")
+    assert alone.out.splitlines() == [wanted[0]]
+    assert "files" not in json.loads(
+        flowdup("predict", model, "--input", tmp_path / "x.npz", "--json").out
     )

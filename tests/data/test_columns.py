@@ -13,7 +13,7 @@ import torch
 from commands.here import flowdup
 from crafted import seal
 
-from flowdup import load, load_model, read_config, train_run
+from flowdup import load, load_config, load_model, read_config, train_run
 from flowdup.data import DataConfig, InputSpec, load_population
 from flowdup.data.user_data import read_inputs, read_table
 from flowdup.errors import ConfigError, DataError
@@ -231,3 +231,37 @@ def test_init_says_how_to_name_columns(home: Path, tmp_path: Path) -> None:
     assert code and "has no column 'client'" in error
     for key in ("client", "label", "input"):
         assert f"data.{key}_column" in error
+
+
+def test_init_reads_the_columns_that_it_is_told_and_its_file_trains(tmp_path: Path) -> None:
+    path = table(tmp_path / "all.csv", (*KEPT, *INPUTS))
+    columns = ["--set", "data.client_column=user", "--set", "data.label_column=activity"]
+    inputs = ["--set", 'data.input_columns=["volt", "temp"]']
+    out = ["--out", str(tmp_path / "own.toml")]
+    assert "no column 'client'" in flowdup("init", path, *out).error
+    ended = flowdup("init", path, *columns, *inputs, *out)
+    assert ended.code == 0 and "8 clients, 8 with labels" in ended.out
+    config = load_config(str(tmp_path / "own.toml"), ["server.rounds=1"])
+    assert config.data.class_names == () and config.data.classes == 0
+    population = load_population(config.data, Stream(0))
+    assert population.spec.columns == ("volt", "temp")
+    assert population.spec.class_names == ("run", "walk")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("data.points=3", "'data.points' cannot be set here"),
+        ("server.rounds=3", "'server' cannot be set here"),
+        ("data.label_column=3", "data.label_column"),
+        ("data.label_column=nothing", "has no column 'nothing'"),
+        ("label_column", "--set needs key=value"),
+    ],
+)
+def test_init_refuses_settings_that_do_not_say_how_to_read(
+    tmp_path: Path, setting: str, told: str
+) -> None:
+    path = table(tmp_path / "all.csv", (*KEPT, *INPUTS))
+    ended = flowdup("init", path, "--set", "data.client_column=user", "--set", setting)
+    assert ended.code in (2, 3) and told in ended.error and "Traceback" not in ended.error
+    assert not (tmp_path / "all.toml").exists()

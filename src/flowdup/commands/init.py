@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,16 +11,16 @@ import typer
 from rich.console import Console
 
 from flowdup.commands.options import Json
-from flowdup.config import load_config
+from flowdup.config import load_config, override
 from flowdup.data import load_population
-from flowdup.data.inspection import Inspection, inspect_clients
-from flowdup.errors import ConfigError, DataError
+from flowdup.data.inspection import READING, Inspection, inspect_clients
+from flowdup.errors import ConfigError, DataError, printable, shorten
 from flowdup.files import write_atomic
 from flowdup.models import own_shapes
 from flowdup.progress import Preparing
 from flowdup.random import Stream
 from flowdup.run.simulation import Simulation
-from flowdup.settings import toml_value
+from flowdup.settings import Table, as_table, toml_value
 
 _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits-plus
 _SMALL_STAGE = """
@@ -40,16 +41,21 @@ def init(
     out: Annotated[
         Path | None, typer.Option(help="The TOML file to write; FOLDER's name if not given.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="How to read it, e.g. data.label_column=diagnosis"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Look at your clients' data and write a TOML file with settings that fit."""
+    reading = _reading(settings or [])
     file = out or Path(f"{source.absolute().stem}.toml")
     if file.suffix != ".toml":
         raise ConfigError(f"{file} would not be read as settings: give --out a name with .toml")
     if file.exists():
         raise ConfigError(f"{file} exists already: choose another with --out, or remove it")
     with Preparing(quiet=as_json):
-        found = inspect_clients(source)
+        found = inspect_clients(source, reading)
     if not found.problems:
         choice = Choice.of(found)
         write_atomic(file, choice.toml(found).encode())
@@ -63,6 +69,20 @@ def init(
         raise DataError(
             f"{source} cannot be trained on, for the reasons above: mend them and run this again"
         )
+
+
+def _reading(settings: Sequence[str]) -> Table:
+    """The settings of `data` that say how clients are read; ConfigError for any other."""
+    table = override({}, *settings)
+    data = as_table(table.get("data", {}), "data")
+    wrong = [key for key in table if key != "data"]
+    wrong += [f"data.{key}" for key in data if key not in READING]
+    if wrong:
+        raise ConfigError(
+            f"'{shorten(wrong[0])}' cannot be set here: change it in the file that is written, and "
+            f"set {', '.join(f'data.{key}' for key in READING)} alone"
+        )
+    return data
 
 
 @dataclass(frozen=True)
@@ -127,6 +147,7 @@ class Choice:
             "[data]",
             f"source = {toml_value(found.source)}",
             f"path = {toml_value(found.path)}",
+            *(f"{key} = {toml_value(value)}" for key, value in found.reading.items()),
         ]
         if not found.class_names:
             lines.append(f"classes = {len(found.class_points)}")
@@ -191,12 +212,7 @@ def describe(found: Inspection) -> list[str]:
         f"{shown}{' and others' if len(share) > 10 else ''}",
         *(f"note: {text}" for text in found.remarks),
     ]
-    return [_printable(line) for line in lines]
-
-
-def _printable(text: str) -> str:
-    """For a terminal and a comment, which a name with a line's end would break."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return [printable(line) for line in lines]
 
 
 def _counts(table: dict[str, Any]) -> str:

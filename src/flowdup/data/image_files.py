@@ -111,8 +111,8 @@ def find_image_clients(folder: Path) -> list[Path]:
     ]
 
 
-def read_image_client(folder: Path, reader: ImageReader) -> Unnamed:
-    """A client from `class/*.png`, or from `*.png`, which have no label; it may have both."""
+def client_images(folder: Path) -> list[tuple[Path, str]]:
+    """A client's images, each with its class: `class/*.png`, or `*.png`, which have none ("")."""
     images = [(image, "") for image in find_images(folder)]
     for inside in find_folders(folder):
         if deeper := [path for path in find_folders(inside) if find_images(path)]:
@@ -123,6 +123,12 @@ def read_image_client(folder: Path, reader: ImageReader) -> Unnamed:
         images += [(image, inside.name) for image in find_images(inside)]
     if not images:
         raise DataError(f"{folder} has no images: store some as {', '.join(SUFFIXES)}")
+    return images
+
+
+def read_image_client(folder: Path, reader: ImageReader) -> Unnamed:
+    """A client from a folder of images; some may have labels and others none."""
+    images = client_images(folder)
     x = reader.read(((str(image), image) for image, _ in images), len(images))
     texts = [name for _, name in images]
     return Unnamed(ClientData(x, name=folder.name), texts if any(texts) else None)

@@ -14,7 +14,9 @@ from flowdup.data.loading import read_clients
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
 from flowdup.errors import DataError
+from flowdup.settings import Table, read_settings
 
+READING = ("client_column", "label_column", "input_columns", "shape")
 _TABLES = ("*.parquet", "*.arrow", "state.json")
 _RARE = 5  # times less often than the mean class
 _MOST_CLASSES = 100_000
@@ -35,6 +37,7 @@ class Inspection:
     class_names: tuple[str, ...]
     class_points: tuple[int, ...]  # points of class 0, 1, ...
     classes_per_client: float  # median over labeled clients
+    reading: Table  # settings of `data` that it was read with, beside source and path
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -44,9 +47,13 @@ class Inspection:
         return sum(self.groups.values())
 
 
-def inspect_clients(path: Path) -> Inspection:
-    """Look at a folder or table of clients, as `data.source` reads them by default."""
-    config = DataConfig(source=find_source(path), path=str(path.absolute()))
+def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
+    """Look at a folder or table of clients, as `data.source` reads them by default or with settings
+    of `data` that say how (`READING`).
+    """
+    reading = reading or {}
+    own = {"source": find_source(path), "path": str(path.absolute())}
+    config: DataConfig = read_settings(DataConfig, {**reading, **own}, "data.")
     groups = read_clients(config)
     clients = [client for members in groups.values() for client in members]
     if not clients:
@@ -71,6 +78,7 @@ def inspect_clients(path: Path) -> Inspection:
         groups.class_names,
         tuple(counts.tolist()),
         median(map(len, labels)) if labels else 0,
+        reading,
     )
     found.problems.extend(_find_problems(clients, groups, found))
     if not found.problems:

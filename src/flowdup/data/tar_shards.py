@@ -51,6 +51,11 @@ def read_tar_client(name: str, paths: Sequence[Path], reader: ImageReader) -> Un
     return Unnamed(ClientData(x, name=name), texts if any(texts) else None)
 
 
+def tar_image_names(path: Path) -> list[str]:
+    """The images of a tar file by their names in it, in the order in which they are read."""
+    return [member.name for member in _read_shard(path).images.values()]
+
+
 def _read_shard(path: Path) -> _Shard:
     shard = _Shard({}, {})
     try:

@@ -22,6 +22,7 @@ from flowdup.data.clients import ClientData
 from flowdup.data.csv_clients import read_csv_client, read_csv_clients
 from flowdup.data.image_files import (
     ImageReader,
+    client_images,
     find_image_clients,
     is_image,
     read_image_client,
@@ -29,7 +30,7 @@ from flowdup.data.image_files import (
 )
 from flowdup.data.numpy_files import read_arrays
 from flowdup.data.tables import ClientTable
-from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client
+from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client, tar_image_names
 from flowdup.data.tensors import as_inputs, listed
 from flowdup.errors import DataError, shorten
 
@@ -154,6 +155,17 @@ def read_inputs(path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] 
         with warnings.catch_warnings(action="ignore"):  # torch's, that the memory is read-only
             return torch.from_numpy(x)
     return as_inputs(x, str(path))
+
+
+def image_names(path: Path) -> list[str]:
+    """The images that `read_inputs` reads there, in its order, by their names in the folder or tar
+    file; none where the inputs are no images in files.
+    """
+    if path.is_dir():
+        return [str(image.relative_to(path)) for image, _ in client_images(path)]
+    if is_tar(path):
+        return tar_image_names(path)
+    return [path.name] if is_image(path) else []
 
 
 def read_client_file(
