@@ -33,7 +33,7 @@ from flowdup.config import load_config
 from flowdup.data.fetch import fetch as fetch_source
 from flowdup.data.numpy_files import write_array
 from flowdup.data.sources import SOURCES, data_folder, named
-from flowdup.data.user_data import image_names, read_inputs
+from flowdup.data.user_data import read_named_inputs
 from flowdup.devices import gpu_is_full
 from flowdup.engines.distributed import is_main_process
 from flowdup.errors import ConfigError, FlowdupError, GpuMemoryError, printable
@@ -131,13 +131,13 @@ def predict(
 ) -> None:
     """Predict classes with a client's own model, each with its probability.
 
-    Images in files are told by their names.
+    Each image is printed with the name of its file.
 
     With --set 0.9, every point gets a set of classes that has its class with probability 0.9, if
     the run was certified before the model was made.
     """
     own = load_model(model)
-    x = read_inputs(source, own.inputs.shape, own.inputs.columns)
+    x, files = read_named_inputs(source, own.inputs.shape, own.inputs.columns)
     found = own.predictions(x)
     if coverage is not None:
         sets = own.predict_set(x, coverage).tolist()
@@ -149,7 +149,7 @@ def predict(
     texts = [f"{p:.3f} {n}" for p, n in zip(found["probabilities"], found["names"], strict=True)]
     if coverage is not None:
         texts = [f"{t} {{{', '.join(s)}}}" for t, s in zip(texts, found["sets"], strict=True)]
-    if files := image_names(source):
+    if files:
         found["files"] = files
         texts = [f"{text}  {file}" for text, file in zip(texts, files, strict=True)]
     _say(as_json, found, "\n".join(map(printable, texts)))
@@ -268,7 +268,7 @@ def _say(as_json: bool, result: dict[str, Any], sentence: str) -> None:
     if as_json:
         print(json.dumps(result))
     else:
-        console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+        console.print(sentence, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def main() -> None:

@@ -1,5 +1,10 @@
 """Errors meant for a person: one sentence that says what is wrong and what to do."""
 
+from unicodedata import bidirectional, category
+
+_CONTROL = ("Cc", "Cs", "Zl", "Zp")  # kinds of signs that no line can show
+_TURNING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # the text after them
+
 
 class FlowdupError(Exception):
     """The base of every error that a user can mend; the command line ends with its exit code."""
@@ -77,5 +82,8 @@ def shorten(value: object, most: int = 60) -> str:
 
 
 def printable(line: str) -> str:
-    """A line for a terminal or a comment, which a name with a line's end in it would break."""
-    return "".join(sign if sign.isprintable() else "?" for sign in line)
+    """A line for a terminal or a comment, which a name that ends the line or steers the terminal
+    would break.
+    """
+    unfit = (category(sign) in _CONTROL or bidirectional(sign) in _TURNING for sign in line)
+    return "".join("?" if bad else sign for sign, bad in zip(line, unfit, strict=True))

@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 
 from flowdup.commands.options import Json
-from flowdup.config import load_config, override
+from flowdup.config import load_config, override, read_config
 from flowdup.data import load_population
 from flowdup.data.inspection import READING, Inspection, inspect_clients
-from flowdup.errors import ConfigError, DataError, printable, shorten
+from flowdup.errors import ConfigError, DataError, printable
 from flowdup.files import write_atomic
 from flowdup.models import own_shapes
 from flowdup.progress import Preparing
 from flowdup.random import Stream
 from flowdup.run.simulation import Simulation
-from flowdup.settings import Table, as_table, toml_value
+from flowdup.settings import Table, toml_value
 
 _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits-plus
 _SMALL_STAGE = """
@@ -43,7 +43,9 @@ def init(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="How to read it, e.g. data.label_column=diagnosis"),
+        typer.Option(
+            "--set", help="How to read a table or CSV files, e.g. data.label_column=diagnosis"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -74,13 +76,14 @@ def init(
 def _reading(settings: Sequence[str]) -> Table:
     """The settings of `data` that say how clients are read; ConfigError for any other."""
     table = override({}, *settings)
-    data = as_table(table.get("data", {}), "data")
+    read_config(table)  # refuses what is no setting
+    data: Table = table.get("data", {})
     wrong = [key for key in table if key != "data"]
     wrong += [f"data.{key}" for key in data if key not in READING]
     if wrong:
         raise ConfigError(
-            f"'{shorten(wrong[0])}' cannot be set here: change it in the file that is written, and "
-            f"set {', '.join(f'data.{key}' for key in READING)} alone"
+            f"'{wrong[0]}' cannot be set here, as {', '.join(f'data.{key}' for key in READING)} "
+            "can: change it in the file that is written"
         )
     return data
 
@@ -242,4 +245,4 @@ def _show(found: Inspection, file: Path) -> None:
     if not found.problems:
         lines.append(f"{file} is written: flowdup train {file} --out runs/{file.stem}")
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)

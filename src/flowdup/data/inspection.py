@@ -13,7 +13,7 @@ from flowdup.data.data_config import DataConfig
 from flowdup.data.loading import read_clients
 from flowdup.data.statistics import ChannelSums, combine
 from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
-from flowdup.errors import DataError
+from flowdup.errors import ConfigError, DataError
 from flowdup.settings import Table, read_settings
 
 READING = ("client_column", "label_column", "input_columns", "shape")
@@ -55,6 +55,11 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
     own = {"source": find_source(path), "path": str(path.absolute())}
     config: DataConfig = read_settings(DataConfig, {**reading, **own}, "data.")
     groups = read_clients(config)
+    if reading and config.source == "folder" and not groups.columns:
+        raise ConfigError(
+            f"the clients of {path} are no CSV files, and 'data.{next(iter(reading))}' says how to "
+            "read columns: leave it out"
+        )
     clients = [client for members in groups.values() for client in members]
     if not clients:
         raise DataError(f"{path} has no clients: store a file or folder for each")

@@ -204,8 +204,8 @@ class ClientTable:
         if name not in self.table.column_names:
             there = listed(self.table.column_names)
             raise DataError(
-                f"{self.path} has no column '{shorten(name)}': name those to be read by "
-                f"data.client_column, data.label_column and data.input_columns, among {there}"
+                f"{self.path} has no column '{shorten(name)}': name those to be read (--set) "
+                f"by data.client_column, data.label_column and data.input_columns, among {there}"
             )
         column = self.table.column(name)
         if hasattr(column.type, "storage_type"):  # an extension type, such as a fixed-shape tensor

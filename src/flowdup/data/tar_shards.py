@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from flowdup.data.client_groups import Unnamed
 from flowdup.data.clients import ClientData
 from flowdup.data.image_files import Image, ImageReader, find_folders, is_image
@@ -42,18 +44,23 @@ def find_tar_clients(folder: Path) -> dict[str, list[Path]]:
 
 def read_tar_client(name: str, paths: Sequence[Path], reader: ImageReader) -> Unnamed:
     """A client from its shards; a point without a .cls has no label."""
+    x, shards = _read_images(paths, reader)
+    texts = [s.labels.get(key, "") for s in shards for key in s.images]
+    return Unnamed(ClientData(x, name=name), texts if any(texts) else None)
+
+
+def read_tar_images(path: Path, reader: ImageReader) -> tuple[Tensor, list[str]]:
+    """The images of a tar file, and their names in it."""
+    x, (shard,) = _read_images([path], reader)
+    return x, [member.name for member in shard.images.values()]
+
+
+def _read_images(paths: Sequence[Path], reader: ImageReader) -> tuple[Tensor, list[_Shard]]:
     shards = {path: _read_shard(path) for path in paths}
     count = sum(len(shard.images) for shard in shards.values())
     if not count:
         raise DataError(f"{paths[0]} has no images: store 000.png, perhaps with 000.cls, and so on")
-    x = reader.read(_open_images(shards), count)
-    texts = [s.labels.get(key, "") for s in shards.values() for key in s.images]
-    return Unnamed(ClientData(x, name=name), texts if any(texts) else None)
-
-
-def tar_image_names(path: Path) -> list[str]:
-    """The images of a tar file by their names in it, in the order in which they are read."""
-    return [member.name for member in _read_shard(path).images.values()]
+    return reader.read(_open_images(shards), count), [*shards.values()]
 
 
 def _read_shard(path: Path) -> _Shard:

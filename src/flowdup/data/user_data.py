@@ -30,7 +30,7 @@ from flowdup.data.image_files import (
 )
 from flowdup.data.numpy_files import read_arrays
 from flowdup.data.tables import ClientTable
-from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client, tar_image_names
+from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client, read_tar_images
 from flowdup.data.tensors import as_inputs, listed
 from flowdup.errors import DataError, shorten
 
@@ -129,12 +129,26 @@ def read_inputs(path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
     """
+    return read_named_inputs(path, shape, columns)[0]
+
+
+def read_named_inputs(
+    path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = ()
+) -> tuple[Tensor, list[str]]:
+    """The same, and for images the names of their files, as they are in the folder or tar file."""
     if path.is_dir():
-        return with_channels(read_image_client(path, ImageReader()).client.x, shape)
+        files = [image for image, _ in client_images(path)]
+        x = ImageReader().read(((str(file), file) for file in files), len(files))
+        return with_channels(x, shape), [str(file.relative_to(path)) for file in files]
     if path.is_file() and is_image(path):
-        return with_channels(ImageReader().read([(str(path), path)], 1), shape)
+        return with_channels(ImageReader().read([(str(path), path)], 1), shape), [path.name]
     if path.is_file() and is_tar(path):
-        return with_channels(read_tar_client("", [path], ImageReader()).client.x, shape)
+        x, names = read_tar_images(path, ImageReader())
+        return with_channels(x, shape), names
+    return _read_numbers(path, shape, columns), []
+
+
+def _read_numbers(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
     if path.is_file() and is_csv(path):
         table = ClientTable(read_arrow(path, ()), path, ImageReader())
         there: Sequence[str] = table.table.column_names
@@ -155,17 +169,6 @@ def read_inputs(path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] 
         with warnings.catch_warnings(action="ignore"):  # torch's, that the memory is read-only
             return torch.from_numpy(x)
     return as_inputs(x, str(path))
-
-
-def image_names(path: Path) -> list[str]:
-    """The images that `read_inputs` reads there, in its order, by their names in the folder or tar
-    file; none where the inputs are no images in files.
-    """
-    if path.is_dir():
-        return [str(image.relative_to(path)) for image, _ in client_images(path)]
-    if is_tar(path):
-        return tar_image_names(path)
-    return [path.name] if is_image(path) else []
 
 
 def read_client_file(
