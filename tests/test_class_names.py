@@ -169,9 +169,9 @@ test_clients = 1
     good("personalize", tmp_path / "run", "--input", mine, "--out", model)
     told = json.loads(good("predict", model, "--input", mine, "--json"))
     assert {*told["names"]} <= {*NAMES} and len(told["names"]) == 8
-    pairs = zip(told["probabilities"], told["names"], strict=True)
+    points = zip(told["probabilities"], told["names"], told["files"], strict=True)
     lines = good("predict", model, "--input", mine).splitlines()
-    assert lines == [f"{p:.3f} {name}" for p, name in pairs]
+    assert lines == [f"{p:.3f} {name}  {file}" for p, name, file in points]
 
 
 def test_clients_are_made_of_arrays_and_lists() -> None:
