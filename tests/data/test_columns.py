@@ -265,7 +265,7 @@ def test_init_refuses_settings_that_do_not_say_how_to_read(
 ) -> None:
     path = table(tmp_path / "all.csv", (*KEPT, *INPUTS))
     out = tmp_path / "own.toml"
-    words = ["--set", "data.client_column=user", "--set", setting, "--out", out]
+    words = ["--set", "data.client_column=user", "--set", setting, "--out", str(out)]
     ended = flowdup("init", path, *words)
     assert ended.code == 2 and told in ended.error
     assert not out.exists()
@@ -275,7 +275,7 @@ def test_init_refuses_columns_where_there_are_none(tmp_path: Path) -> None:
     for client in range(4):
         (tmp_path / "own").mkdir(exist_ok=True)
         np.savez(tmp_path / "own" / f"{client}.npz", x=np.eye(6, 2), y=np.arange(6) % 2)
-    words = ["--set", "data.label_column=kind", "--out", tmp_path / "own.toml"]
+    words = ["--set", "data.label_column=kind", "--out", str(tmp_path / "own.toml")]
     ended = flowdup("init", tmp_path / "own", *words)
     assert ended.code == 2 and "'data.label_column' says how to read columns" in ended.error
     assert flowdup("init", tmp_path / "own", *words[2:]).code == 0
