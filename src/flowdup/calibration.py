@@ -116,7 +116,7 @@ class ClientsHere:
         plain = self._rows(move).x
         x = scale.to(plain) * plain + bias.to(plain)
         settings = torch.tensor(prior_settings(self.classes), dtype=x.dtype, device=x.device)
-        at_once = 1 if x.device.type == "cpu" else max(1, _BYTES // x.nbytes)
+        at_once = 1 if x.device.type == "cpu" else max(1, _BYTES // max(1, x.nbytes))
         present = self.present.to(x)
         answers = torch.cat([answer(x, present, some) for some in torch.split(settings, at_once)])
         points = self.known.sum(1).clamp(min=1)
