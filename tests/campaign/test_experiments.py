@@ -151,27 +151,50 @@ def test_a_choice_stays_when_its_run_is_done_again_and_evaluated(tmp_path: Path)
     assert found and found["validation"] == 59.0  # of the model that was evaluated
 
 
+def _two_columns(more: str = "") -> str:
+    """SMALL with a second column, and more before its columns."""
+    column = '"p = 0.3" = { data = { labeled_fraction = 0.3 } }\n'
+    text = SMALL.replace("[columns]\n", f"{more}\n[columns]\n{column}")
+    return text.replace("paper = [[66.1, 1.5]]\n", "")
+
+
 def test_with_a_search_column_its_search_decides_for_the_whole_row() -> None:
-    more = """[columns]
-"p = 0.3" = { data = { labeled_fraction = 0.3 } }
-"""
-    table = read_experiment(
-        "small",
-        parse_toml(SMALL.replace("[columns]\n", more).replace("paper = [[66.1, 1.5]]\n", "")),
+    each, all_in_one = (
+        read_experiment("small", parse_toml(_two_columns(more)))
+        for more in ("", 'search_column = "p = 0.3"')
     )
-    one = replace(table, search_column="p = 0.3")
-    cell = next(c for c in one.cells if c.column != "p = 0.3")
-    decider = one.decider(cell)
+    cell, own = (
+        next(c for c in table.cells if c.column != "p = 0.3") for table in (all_in_one, each)
+    )
+    decider = all_in_one.decider(cell)
     assert (decider.row, decider.column) == (cell.row, "p = 0.3")
     records = Records(Path("nothing"))
-    nothing = [set(plan([t], records).missing) for t in (one, table)]
+    nothing = [set(plan([t], records).missing) for t in (all_in_one, each)]
     assert len(nothing[0]) < len(nothing[1])
     for candidate, here, there in zip(cell.candidates, (9.0, 8.0), (1.0, 2.0), strict=True):
         records.add(record(candidate.runs[0].config, here))
         same = next(c for c in decider.candidates if c.searched == candidate.searched)
         records.add(record(same.runs[0].config, there))
-    assert choose(table, cell, records).candidate == cell.candidates[0]
-    assert choose(one, cell, records).candidate == cell.candidates[1]
+    assert choose(each, own, records).candidate == cell.candidates[0]
+    assert choose(all_in_one, cell, records).candidate == cell.candidates[1]
+
+
+def test_a_row_may_be_searched_elsewhere_than_its_table() -> None:
+    text = _two_columns('search_column = "p = 0.3"')
+    table = read_experiment(
+        "small", parse_toml(text.replace("[rows.two]", '[rows.two]\nsearch_column = ""'))
+    )
+    decided = {(c.row, c.column): table.decider(c).column for c in table.cells}
+    assert decided == {
+        ("one", "p = 0.3"): "p = 0.3",
+        ("one", "p = 0.5"): "p = 0.3",
+        ("two", "p = 0.3"): "p = 0.3",
+        ("two", "p = 0.5"): "p = 0.5",
+    }
+    with pytest.raises(ConfigError, match="search_column must be one of its columns"):
+        read_experiment(
+            "small", parse_toml(text.replace("[rows.two]", '[rows.two]\nsearch_column = "p"'))
+        )
 
 
 def test_a_setting_that_diverged_is_not_chosen_and_not_tried_again() -> None:
@@ -343,7 +366,7 @@ def test_a_row_may_have_what_another_table_chose(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=clue):
             load_experiment(str(tmp_path / "more.toml"))
     (tmp_path / "more.toml").write_text(text)
-    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "small.toml").write_text(_two_columns())
     with pytest.raises(ConfigError, match="that table needs a search_column"):
         load_experiment(str(tmp_path / "more.toml"))
 

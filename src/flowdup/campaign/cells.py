@@ -43,6 +43,7 @@ class Cell:
     candidates: tuple[Candidate, ...]
     seeds: tuple[int, ...]  # that its mean is over
     paper: tuple[float, float] | None  # mean and deviation
+    search_column: str  # where its row's settings are searched, its own column or another
     embedded: str = ""  # the trait that colours the clients' embeddings, where they are kept
     chosen_by: "Cell | None" = None  # another, with as many settings to choose from, that decides
 
@@ -64,7 +65,7 @@ class Experiment:
     reference: str
     unequal: str
     search_seeds: tuple[int, ...]
-    search_column: str  # that decides for all; empty: each for itself
+    search_column: str  # that decides for rows that name no other; empty: each for itself
     support: tuple[int, ...]  # numbers of points that models are made from, too
     show: str  # the measure of the short table
     columns: tuple[str, ...]
@@ -81,8 +82,7 @@ class Experiment:
         """The cell whose search is decisive."""
         if cell.chosen_by:
             return cell.chosen_by
-        column = self.search_column or cell.column
-        return next(c for c in self.cells if (c.row, c.column) == (cell.row, column))
+        return next(c for c in self.cells if (c.row, c.column) == (cell.row, cell.search_column))
 
     def narrowed(self, columns: Sequence[str]) -> "Experiment":
         """These columns alone; their settings are chosen where they were."""

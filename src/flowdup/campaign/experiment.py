@@ -15,6 +15,7 @@
     search = { "client.optimizer.lr" = [0.03, 0.1] }   # every combination is tried
     paper = [[47.9, 0.1]]                  # mean and deviation in every column; []: not there
     seeds = [0, 1, 2, 3, 4]                # other seeds than the table's, where few say too little
+    search_column = ""                     # not the table's; empty: every cell for itself
 
     [rows."FedAvg with k = 200"]
     like = "other-table/FedAvg"            # settings and search of a row in a file beside this one
@@ -43,7 +44,7 @@ _KEYS = {
     **{"seeds": list, "search_seeds": list, "search_column": str, "support": list, "show": str},
     **{"embedding": dict, "settings": dict, "columns": dict, "rows": dict},
 }
-_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "seeds": list}
+_ROW_KEYS = {"settings": dict, "search": dict, "paper": list, "seeds": list, "search_column": str}
 _OTHER_ROW = ("like", "chosen")  # keys that name a row elsewhere
 _EMBEDDING_KEYS = {"row": str, "column": str, "by": str}
 
@@ -126,7 +127,8 @@ def _chooser(
     """The cell of another table that chooses for a row of this one."""
     name, _, other = entry["chosen"].partition("/")
     there = load_experiment(str(path.with_name(f"{name}.toml")), engine, rows=other)
-    if not there.search_column or there.search_seeds != seeds or "search" in entry:
+    deciders = {there.decider(cell).column for cell in there.cells}
+    if len(deciders) > 1 or there.search_seeds != seeds or "search" in entry:
         raise ConfigError(
             f"row '{row}' of {path} has what '{entry['chosen']}' chose: that table needs a "
             "search_column and the same search_seeds, and this row no search of its own"
@@ -151,11 +153,7 @@ def read_experiment(
     search_seeds = _seeds(table.get("search_seeds", [all_seeds[0]]), f"{name}.search_seeds")
     if not set(search_seeds) <= set(all_seeds):
         raise ConfigError(f"{name}.search_seeds must be some of its seeds {list(all_seeds)}")
-    if (search_column := table.get("search_column", "")) not in ["", *table["columns"]]:
-        raise ConfigError(
-            f"{name}.search_column must be one of its columns {', '.join(table['columns'])}, not "
-            f"'{shorten(search_column)}'"
-        )
+    search_column = _search_column(table, table, name)
     support = tuple(table.get("support", []))
     if any(type(points) is not int or points < 1 for points in support):
         raise ConfigError(f"{name}.support must have numbers of points, not {shorten(support)}")
@@ -204,6 +202,7 @@ def _row_cells(
     engine: Sequence[str],
 ) -> list[Cell]:
     columns, search = table["columns"], entry.get("search", {})
+    search_column = _search_column(entry, table, where)
     paper = entry.get("paper", [[]] * len(columns))
     if len(paper) != len(columns):
         raise ConfigError(
@@ -230,7 +229,8 @@ def _row_cells(
         )
         embedded = (figure.get("row"), figure.get("column")) == (row, column)
         by = figure.get("by", "rotation") if embedded else ""
-        cells.append(Cell(row, column, candidates, seeds, _pair(paper[number], where), by))
+        pair = _pair(paper[number], where)
+        cells.append(Cell(row, column, candidates, seeds, pair, search_column or column, by))
     return cells
 
 
@@ -250,6 +250,17 @@ def _pair(value: Any, where: str) -> tuple[float, float] | None:
     if not isinstance(value, list) or list(map(type, value)) not in ([float] * 2, [float, int]):
         raise ConfigError(f"{where}.paper must have pairs like [66.1, 1.5], not {shorten(value)}")
     return float(value[0]), float(value[1])
+
+
+def _search_column(entry: Table, table: Table, where: str) -> str:
+    """That of a row or, where it has none, of its table."""
+    column: str = entry.get("search_column", table.get("search_column", ""))
+    if column not in ["", *table["columns"]]:
+        raise ConfigError(
+            f"{where}.search_column must be one of its columns {', '.join(table['columns'])}, not "
+            f"'{shorten(column)}'"
+        )
+    return column
 
 
 def _seeds(value: Any, where: str) -> tuple[int, ...]:
