@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flowdup.errors import ConfigError
 from flowdup.models import Network, build_network
 from flowdup.random import Stream
-from flowdup.subspace import Subspace, SubspaceConfig
+from flowdup.subspace import Hashed, Subspace, SubspaceConfig
 
 STREAM = Stream(9)
 
@@ -73,6 +73,35 @@ def test_hashed_puts_every_weight_in_one_coordinate() -> None:
     inside = np.abs(found).max(1) / row_scale(net)
     for column in found.T:  # within a support, entries differ by the row scale alone
         assert np.ptp(inside[column != 0]) < 1e-6
+
+
+@pytest.mark.parametrize("k", [1, 5, 32])  # of 32 weights a coordinate has all, six or seven, one
+def test_gradients_of_a_hashed_expansion_are_those_of_its_matrix(k: int) -> None:
+    net = network()
+    subspace = build(net, "hashed", k)
+    p, back = matrix(subspace), torch.randn(net.size, dtype=torch.float64)
+    v = torch.randn(k, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(flat(subspace(v)) @ back, v, create_graph=True)
+    torch.testing.assert_close(found, p.T @ back)
+
+    def gradient(back: Tensor) -> Tensor:
+        found: Tensor = torch.func.vjp(lambda v: flat(subspace(v)), v.detach())[1](back)[0]
+        return found
+
+    torch.testing.assert_close(torch.func.jacrev(gradient)(back), p.T)
+    many = torch.randn(3, net.size, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(gradient)(many), many @ p)
+
+
+def test_weights_of_a_coordinate_are_read_from_first_to_last() -> None:
+    """In a random order a GPU would fetch a line of memory for every weight."""
+    expansion = build(network(), "hashed", 5).expansion
+    assert isinstance(expansion, Hashed)
+    columns = expansion.weights.reshape(-1, 5).T
+    present = expansion.signs_of_weights.reshape(-1, 5).T != 0
+    read = [column[here] for column, here in zip(columns, present, strict=True)]
+    assert all((column.diff() > 0).all() for column in read)
+    assert sorted(torch.cat(read).tolist()) == list(range(network().size))
 
 
 @given(

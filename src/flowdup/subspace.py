@@ -10,7 +10,7 @@ share of its own size.  The mean of s^2 over all d weights is 1, so columns keep
 | ----------- | --------------------------------------------------- | ---------- | --------- |
 | `dense`     | signs / sqrt(d)                                     | 4 d k      | roughly   |
 | `kronecker` | A (x) B / sqrt(d), A and B signs, sqrt(d) x sqrt(k) | 8 sqrt(dk) | roughly   |
-| `hashed`    | one sign per weight, in the coordinate it belongs to | 12 d      | exactly   |
+| `hashed`    | one sign per weight, in the coordinate it belongs to | 16 d      | exactly   |
 | `identity`  | 1 (k = d)                                           | 0          | exactly   |
 """
 
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -112,64 +113,83 @@ class Hashed(Expansion):
 
     def __init__(self, stream: Stream, scales: Tensor, k: int) -> None:
         d = scales.numel()
-        pi = stream.child("coordinate").permutation(d)
-        energy = np.bincount(pi % k, weights=scales.double().numpy() ** 2, minlength=k)
-        self.coordinate = torch.from_numpy((pi % k).astype(np.int32))
-        self.weight = torch.from_numpy(np.argsort(pi).astype(np.int32))  # the inverse of pi
-        self.sign = torch.from_numpy(stream.child("sign").signs(d))
+        coordinate = stream.child("coordinate").permutation(d) % k
+        sign = stream.child("sign").signs(d)
+        energy = np.bincount(coordinate, weights=scales.double().numpy() ** 2, minlength=k)
+        self.coordinate = torch.from_numpy(coordinate.astype(np.int32))
+        self.sign = torch.from_numpy(sign)
         self.norm = torch.from_numpy(np.sqrt(energy).astype(np.float32))
+        weights = _by_coordinate(coordinate, k)
+        self.weights = torch.from_numpy(np.maximum(weights, 0).astype(np.int32))
+        self.signs_of_weights = torch.from_numpy(np.where(weights < 0, 0, sign[weights]))
 
     def __call__(self, v: Tensor) -> Tensor:
-        return apply_function(_Spread, v / self.norm, self.coordinate, self.weight) * self.sign
+        place = self.coordinate, self.sign, self.weights, self.signs_of_weights
+        return apply_function(_Spread, v / self.norm, *place)
 
     def tensors(self) -> list[Tensor]:
-        """What it keeps in memory: a coordinate and a sign per weight, a norm per coordinate."""
+        """What defines it: a coordinate and a sign per weight, a norm per coordinate."""
         return [self.coordinate, self.sign, self.norm]
 
 
-class _Spread(torch.autograd.Function):
-    """v [k] -> [d], the value of every weight's coordinate.
+def _by_coordinate(coordinate: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """The weights of every coordinate, down a column of a grid [., k] row by row; -1: there are no
+    more.  They ascend, so that a row's weights lie near each other in memory.
+    """
+    sizes = np.bincount(coordinate, minlength=k)
+    first = np.cumsum(sizes) - sizes
+    weights = np.argsort(coordinate, kind="stable")
+    row = np.arange(len(weights)) - np.repeat(first, sizes)
+    grid = np.full((sizes.max(), k), -1)
+    grid[row, coordinate[weights]] = weights
+    return grid.reshape(-1)
 
-    Backward, the weights are put into the order of pi and summed down the columns of a grid [., k]:
-    the same bits each time, where adding into v would be a race.
+
+class _Spread(torch.autograd.Function):
+    """v [k] -> [d], the value of every weight's coordinate, times the weight's sign.
+
+    Backward, the weights of a coordinate stand in a column of a grid, whose rows are summed: the
+    same bits each time, where adding into v would be a race.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(v: Tensor, coordinate: Tensor, weight: Tensor) -> Tensor:
-        return v.index_select(0, coordinate)
+    def forward(
+        v: Tensor, coordinate: Tensor, sign: Tensor, weights: Tensor, signs: Tensor
+    ) -> Tensor:
+        return v.index_select(0, coordinate) * sign
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        v, coordinate, weight = inputs
-        ctx.k = v.shape[0]
-        ctx.save_for_backward(coordinate, weight)
+        ctx.k = inputs[0].shape[0]
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        coordinate, weight = ctx.saved_tensors
-        return apply_function(_Collect, gradients[0], coordinate, weight, ctx.k), None, None
+        v = apply_function(_Collect, gradients[0], *ctx.saved_tensors, ctx.k)
+        return v, None, None, None, None
 
 
 class _Collect(torch.autograd.Function):
-    """[d] -> [k], sums over the weights of every coordinate: the transpose of `_Spread`."""
+    """[d] -> [k], signed sums over the weights of every coordinate: the transpose of `_Spread`."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rows: Tensor, coordinate: Tensor, weight: Tensor, k: int) -> Tensor:
-        grid = pad(rows.index_select(0, weight), (0, -rows.shape[0] % k))
-        return grid.reshape(-1, k).sum(0)
+    def forward(
+        rows: Tensor, coordinate: Tensor, sign: Tensor, weights: Tensor, signs: Tensor, k: int
+    ) -> Tensor:
+        return (rows.index_select(0, weights) * signs).reshape(-1, k).sum(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, coordinate, weight, _ = inputs
-        ctx.save_for_backward(coordinate, weight)
+        ctx.save_for_backward(*inputs[1:5])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return apply_function(_Spread, gradients[0], *ctx.saved_tensors), None, None, None
+        rows = apply_function(_Spread, gradients[0], *ctx.saved_tensors)
+        return rows, None, None, None, None, None
 
 
 class Identity(Expansion):
