@@ -94,7 +94,7 @@ def test_gradients_of_a_hashed_expansion_are_those_of_its_matrix(k: int) -> None
 
 
 def test_weights_of_a_coordinate_are_read_from_first_to_last() -> None:
-    """In a random order a GPU would fetch a line of memory for every weight."""
+    """In a random order a GPU's cache would hold none of what the next rows need."""
     expansion = build(network(), "hashed", 5).expansion
     assert isinstance(expansion, Hashed)
     columns = expansion.weights.reshape(-1, 5).T

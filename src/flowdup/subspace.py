@@ -134,7 +134,7 @@ class Hashed(Expansion):
 
 def _by_coordinate(coordinate: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     """The weights of every coordinate, down a column of a grid [., k] row by row; -1: there are no
-    more.  They ascend, so that a row's weights lie near each other in memory.
+    more.  They ascend, so that a row's weights come from one stretch of memory, which caches hold.
     """
     sizes = np.bincount(coordinate, minlength=k)
     first = np.cumsum(sizes) - sizes
@@ -156,9 +156,9 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        v: Tensor, coordinate: Tensor, sign: Tensor, weights: Tensor, signs: Tensor
+        v: Tensor, coordinate: Tensor, sign: Tensor, weights: Tensor, signs_of_weights: Tensor
     ) -> Tensor:
-        return v.index_select(0, coordinate) * _like(sign, v)
+        return v.index_select(0, coordinate) * sign
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -172,20 +172,20 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """[d] -> [k], signed sums over the weights of every coordinate: the transpose of `_Spread`.
+    """[d] -> [k], signed sums over the weights of every coordinate: the transpose of `_Spread`."""
 
-    Under `vmap` the clients come last, [d, clients]: a weight's numbers lie side by side, so that
-    memory is read in whole lines, although the weights of a coordinate lie apart.
-    """
-
-    generate_vmap_rule = False
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        rows: Tensor, coordinate: Tensor, sign: Tensor, weights: Tensor, signs: Tensor, k: int
+        rows: Tensor,
+        coordinate: Tensor,
+        sign: Tensor,
+        weights: Tensor,
+        signs_of_weights: Tensor,
+        k: int,
     ) -> Tensor:
-        found = rows.index_select(0, weights) * _like(signs, rows)
-        return found.reshape(-1, k, *rows.shape[1:]).sum(0)
+        return (rows.index_select(0, weights) * signs_of_weights).reshape(-1, k).sum(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -195,19 +195,6 @@ class _Collect(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows = apply_function(_Spread, gradients[0], *ctx.saved_tensors)
         return rows, None, None, None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, dims: tuple[int | None, ...], rows: Tensor, *others: Any
-    ) -> tuple[Tensor, int]:
-        """The rows alone differ from client to client."""
-        assert isinstance(dims[0], int) and set(dims[1:]) == {None}
-        return apply_function(_Collect, rows.movedim(dims[0], -1).contiguous(), *others), -1
-
-
-def _like(signs: Tensor, rows: Tensor) -> Tensor:
-    """Signs [n] as [n, 1, ...], with as many dimensions as the rows."""
-    return signs.reshape(-1, *(1 for _ in rows.shape[1:]))
 
 
 class Identity(Expansion):

@@ -80,22 +80,6 @@ def test_a_part_of_a_whole_that_others_read_is_written_apart() -> None:
     assert operations(program)["prims.inductor_force_stride_order.default"] == 1
 
 
-def test_what_rows_are_selected_from_is_written_in_its_order() -> None:
-    rows = torch.tensor([4, 0, 4, 3], dtype=torch.int32)
-
-    def step(x: Tensor, rows: Tensor) -> Tensor:
-        return (2 * x).T.contiguous().index_select(0, rows).sum(1)
-
-    x = torch.randn(3, 5)
-    program = traced(step, x, rows)
-    write_once(program)
-    assert torch.equal(program(x, rows), step(x, rows))
-    (written,) = program.graph.find_nodes(
-        op="call_function", target=torch.ops.prims.inductor_force_stride_order.default
-    )
-    assert written.args[1] == (3, 1)
-
-
 def test_constants_become_arguments() -> None:
     held = torch.arange(3.0)
     program = traced(lambda x: x * held + held, torch.ones(3))

@@ -181,16 +181,17 @@ def test_with_a_search_column_its_search_decides_for_the_whole_row() -> None:
 
 def test_a_row_may_be_searched_elsewhere_than_its_table() -> None:
     text = _two_columns('search_column = "p = 0.3"')
-    table = read_experiment(
-        "small", parse_toml(text.replace("[rows.two]", '[rows.two]\nsearch_column = ""'))
-    )
-    decided = {(c.row, c.column): table.decider(c).column for c in table.cells}
-    assert decided == {
-        ("one", "p = 0.3"): "p = 0.3",
-        ("one", "p = 0.5"): "p = 0.3",
-        ("two", "p = 0.3"): "p = 0.3",
-        ("two", "p = 0.5"): "p = 0.5",
-    }
+    for own, decides in (("", "p = 0.5"), ("p = 0.5", "p = 0.5")):
+        changed = text.replace("[rows.two]", f'[rows.two]\nsearch_column = "{own}"')
+        table = read_experiment("small", parse_toml(changed))
+        cells = collect(table, Records(Path("nothing")))["cells"]
+        searched_in = {(c["row"], c["column"]): c["searched_in"] for c in cells}
+        assert searched_in == {
+            ("one", "p = 0.3"): "p = 0.3",
+            ("one", "p = 0.5"): "p = 0.3",
+            ("two", "p = 0.3"): own or "p = 0.3",
+            ("two", "p = 0.5"): decides,
+        }
     with pytest.raises(ConfigError, match="search_column must be one of its columns"):
         read_experiment(
             "small", parse_toml(text.replace("[rows.two]", '[rows.two]\nsearch_column = "p"'))
@@ -361,13 +362,14 @@ def test_a_row_may_have_what_another_table_chose(tmp_path: Path) -> None:
         ("small/two", "small/three", "has no row 'three'"),
         ("[0, 1, 2]", "[1, 0, 2]", "and the same search_seeds"),
         ('"small/two"\n', '"small/two"\nsearch = { seed = [1, 2] }\n', "no search of its own"),
+        ('"small/two"\n', '"small/two"\nsearch_column = "p = 0.3"\n', "no search of its own"),
     ):
         (tmp_path / "more.toml").write_text(text.replace(change, to))
         with pytest.raises(ConfigError, match=clue):
             load_experiment(str(tmp_path / "more.toml"))
     (tmp_path / "more.toml").write_text(text)
     (tmp_path / "small.toml").write_text(_two_columns())
-    with pytest.raises(ConfigError, match="that table needs a search_column"):
+    with pytest.raises(ConfigError, match="that row needs one search_column"):
         load_experiment(str(tmp_path / "more.toml"))
 
 

@@ -11,7 +11,6 @@ from flowdup import tree
 from flowdup.accelerate import torch_private
 
 _CAT = torch.ops.aten.cat
-_SELECT = torch.ops.aten.index_select
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
 _VIEWS = (torch.ops.aten.permute, torch.ops.aten.view, torch.ops.aten.unsqueeze)
 
@@ -62,8 +61,7 @@ def write_once(traced: GraphModule) -> None:
 
     - what our kernels read: it would write a copy for every reader;
     - parts of a `cat` that others read, too: it writes a part to its place in the whole, and
-      (2.11) may let a library's kernel look for it elsewhere;
-    - what rows are selected from: it would select them from what that is made of, in its order.
+      (2.11) may let a library's kernel look for it elsewhere.
     """
     in_order = torch_private.stride_order()
     assert in_order is not None  # `can_compile` was asked
@@ -71,7 +69,6 @@ def write_once(traced: GraphModule) -> None:
     parts = (part for node in graph.nodes if _packet(node) is _CAT for part in node.all_input_nodes)
     wanted = [part for part in parts if len(part.users) > 1]
     wanted += [_viewed(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
-    wanted += [_viewed(node.args[0]) for node in graph.nodes if _packet(node) is _SELECT]
     for node in filter(_is_computed, dict.fromkeys(wanted)):
         with graph.inserting_after(node):
             written = graph.call_function(in_order, (node, node.meta["val"].stride()))

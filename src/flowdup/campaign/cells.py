@@ -65,7 +65,6 @@ class Experiment:
     reference: str
     unequal: str
     search_seeds: tuple[int, ...]
-    search_column: str  # that decides for rows that name no other; empty: each for itself
     support: tuple[int, ...]  # numbers of points that models are made from, too
     show: str  # the measure of the short table
     columns: tuple[str, ...]

@@ -19,7 +19,8 @@
 
     [rows."FedAvg with k = 200"]
     like = "other-table/FedAvg"            # settings and search of a row in a file beside this one
-    chosen = "other-table/FedAvg"          # or like it, with what was chosen there: no search here
+    chosen = "other-table/FedAvg"          # or like it, with what was chosen there: no search (and
+                                           # no search_column) here
 
 A cell's search is decided by the accuracy on validation clients with the seeds `search_seeds` (the
 first, if none are named); with `search_column`, in that column for the whole row.  Every row must
@@ -128,10 +129,10 @@ def _chooser(
     name, _, other = entry["chosen"].partition("/")
     there = load_experiment(str(path.with_name(f"{name}.toml")), engine, rows=other)
     deciders = {there.decider(cell).column for cell in there.cells}
-    if len(deciders) > 1 or there.search_seeds != seeds or "search" in entry:
+    if len(deciders) > 1 or there.search_seeds != seeds or {"search", "search_column"} & {*entry}:
         raise ConfigError(
-            f"row '{row}' of {path} has what '{entry['chosen']}' chose: that table needs a "
-            "search_column and the same search_seeds, and this row no search of its own"
+            f"row '{row}' of {path} has what '{entry['chosen']}' chose: that row needs one "
+            "search_column and the same search_seeds, and this one no search of its own"
         )
     return there.decider(there.cells[0])
 
@@ -153,7 +154,7 @@ def read_experiment(
     search_seeds = _seeds(table.get("search_seeds", [all_seeds[0]]), f"{name}.search_seeds")
     if not set(search_seeds) <= set(all_seeds):
         raise ConfigError(f"{name}.search_seeds must be some of its seeds {list(all_seeds)}")
-    search_column = _search_column(table, table, name)
+    _search_column(table, table, name)  # is one of its columns
     support = tuple(table.get("support", []))
     if any(type(points) is not int or points < 1 for points in support):
         raise ConfigError(f"{name}.support must have numbers of points, not {shorten(support)}")
@@ -182,7 +183,6 @@ def read_experiment(
         **{key: table.get(key, "") for key in ("title", "paper", "note", "preset", "reference")},
         unequal=table.get("unequal", ""),
         search_seeds=search_seeds,
-        search_column=search_column,
         support=support,
         show=show,
         columns=tuple(table["columns"]),

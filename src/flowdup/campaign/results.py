@@ -41,7 +41,6 @@ def collect(experiment: Experiment, records: Records) -> dict[str, Any]:
         "rows": list(experiment.rows),
         "seeds": list(experiment.seeds),
         "search_seeds": list(experiment.search_seeds),
-        "search_column": experiment.search_column,
         "search": experiment.search,
         "cells": list(cells.values()),
     }
@@ -94,6 +93,7 @@ def _cell(experiment: Experiment, cell: Cell, records: Records) -> dict[str, Any
             for key in ("accuracy", "held_out", "worst_decile", "held_out_worst_decile")
         },
         "searched": shown.searched if choice.candidate else None,
+        "searched_in": experiment.decider(cell).column,
         "tried": choice.tried,
         "settings": distinct_settings(_without_seed(found)) if found else None,
         "rounds": config.rounds,
