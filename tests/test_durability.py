@@ -13,6 +13,8 @@ from small import STREAM, client
 from test_checkpoint import FLOWDUP, SPECIFICATION, state
 
 from flowdup.checkpoint import load_checkpoint, save_checkpoint
+from flowdup.errors import FlowdupError
+from flowdup.files import write_atomic
 from flowdup.personalize import PersonalModel, load_model
 
 
@@ -85,3 +87,17 @@ def test_a_folder_is_synced_after_each_name_in_it(
     assert renames
     for at, following in zip(renames, [*renames[1:], len(calls)], strict=True):
         assert Call("sync", calls[at].folder, 0) in calls[at:following]
+
+
+def test_a_link_is_written_through_and_a_device_is_refused(tmp_path: Path) -> None:
+    target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomic(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    with pytest.raises(FlowdupError, match="is a device or the like"):
+        write_atomic(pipe, b"new")
+    assert pipe.is_fifo()
+    with pytest.raises(FlowdupError, match="is a folder"):
+        write_atomic(tmp_path, b"new")

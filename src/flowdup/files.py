@@ -18,8 +18,11 @@ def write_atomic(path: Path, content: bytes) -> None:
     The content is first in a file `.NAME.RANDOM.tmp` beside it, locked while it is written; those
     that killed writers of this path left are deleted.
     """
-    if not path.name:
+    if not path.name or path.is_dir():
         raise FlowdupError(f"'{path}' is a folder: give a file name")
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        raise FlowdupError(f"'{path}' is a device or the like, not a file: give a file name")
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,8 @@ from commands.here import flowdup
 from pyarrow import csv
 
 from flowdup.config import Config, load_config
+from flowdup.data import load_population
+from flowdup.random import Stream
 from flowdup.run import train_run
 
 
@@ -75,8 +77,8 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     flowdup("init", tmp_path / "all.csv", "--out", tmp_path / "table.toml")
     (tmp_path / "parts").mkdir()
     pq.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "parts" / "0.parquet")
-    columns = tmp_path / "parts.toml"
-    assert "has no column 'x'" in flowdup("init", tmp_path / "parts", "--out", columns).error
+    told = flowdup("init", tmp_path / "parts", "--out", tmp_path / "parts.toml").out
+    assert "inputs: float32 [2]" in told  # its columns of numbers, too
     assert load_config(str(tmp_path / "table.toml")).data.source == "table"
     for group, clients in (("train", 3), ("validation", 1)):
         for number in range(clients):
@@ -84,6 +86,22 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     told = flowdup("init", tmp_path / "split", "--out", tmp_path / "split.toml").out
     assert "4 clients (train 3, validation 1)" in told
     assert "validation_clients" not in (tmp_path / "split.toml").read_text()
+
+
+def test_few_clients_with_labels_to_measure_by_are_told(tmp_path: Path) -> None:
+    for number in range(30):
+        given = {} if number % 10 == 0 else {"y": np.full(12, -1)}
+        write_client(tmp_path / "clients" / f"{number}.npz", number, **given)
+    file = tmp_path / "own.toml"
+    told = flowdup("init", tmp_path / "clients", "--out", file)
+    assert told.code == 0, told.error
+    config = load_config(str(file))
+    population = load_population(config.data, Stream(config.seed).child("data"))
+    for group in ("validation", "test"):
+        clients = getattr(population, group)
+        labeled = sum(client.labeled for client in clients)
+        remark = f"{labeled} of {len(clients)} {group} clients have labels"
+        assert remark in told.out and remark in file.read_text()
 
 
 def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:

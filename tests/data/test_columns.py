@@ -115,6 +115,56 @@ def test_the_table_of_training_is_read_by_the_names_in_the_settings(tmp_path: Pa
     assert len(flowdup("predict", model, "--input", path).out.splitlines()) == 96
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_of_numbers_called_x_is_one_of_several(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"axes.{kind}"
+    axes = {"user": ["a", "a", "b"], "x": [1.0, 2.0, 3.0], "y": [4, 5, 6], "activity": [0, 1, 0]}
+    write = pyarrow.csv.write_csv if kind == "csv" else pyarrow.parquet.write_table
+    write(pyarrow.table(axes), path)
+    found = read_table(path, *KEPT, ())
+    assert found.columns == ("x", "y")
+    assert found["all"][0].x.tolist() == [[1, 4], [2, 5]]
+    assert read_table(path, *KEPT, ("x",))["all"][0].x.tolist() == [[1], [2]]
+
+
+def test_rows_without_a_client_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("user,volt,activity\na,1.5,0\n,2.5,1\n")
+    with pytest.raises(DataError, match="column 'user' .* is empty in some rows"):
+        read_table(path, *KEPT, ())
+
+
+def test_one_client_of_a_table_is_read_by_its_name(home: Path, tmp_path: Path) -> None:
+    head, *rows = (home / "all.csv").read_text().splitlines()
+    head = head.replace("user", "client")
+    table, own = tmp_path / "table.csv", tmp_path / "own.csv"
+    table.write_text("\n".join([head, *rows]))
+    own.write_text("\n".join([head, *(row for row in rows if row.startswith("u3,"))]))
+    models = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    choices = ((table, "--client", "u3"), (own,), (table,))
+    ended = [
+        flowdup("personalize", home / "run", "--json", "--out", model, "--input", *choice)
+        for model, choice in zip(models, choices, strict=True)
+    ]
+    assert [json.loads(e.out)["points"] for e in ended] == [12, 12, 96]
+    assert ["one model is made of all of them" in e.error for e in ended] == [False, False, True]
+    nobody = (table, "--client", "nobody", "--out", tmp_path / "no.safetensors")
+    refused = flowdup("personalize", home / "run", "--input", *nobody)
+    assert refused.code and "has no rows of a client 'nobody'" in refused.error
+
+
+def test_a_model_is_not_written_over_the_data_that_it_is_made_of(
+    home: Path, tmp_path: Path
+) -> None:
+    own, link = tmp_path / "own.csv", tmp_path / "link.csv"
+    own.write_bytes((home / "one.csv").read_bytes())
+    link.symlink_to(own)
+    for out in (own, link):
+        ended = flowdup("personalize", home / "run", "--input", own, "--out", out)
+        assert ended.code and "has the client's data" in ended.error
+    assert own.read_bytes() == (home / "one.csv").read_bytes()
+
+
 def test_a_column_that_is_not_there_is_named(home: Path, tmp_path: Path) -> None:
     model = tmp_path / "me.safetensors"
     load(home / "run").personalize(read_inputs(home / "one.csv")).save(model)

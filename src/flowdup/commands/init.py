@@ -2,8 +2,9 @@
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from flowdup.commands.options import Json
 from flowdup.config import load_config, override, read_config
-from flowdup.data import load_population
+from flowdup.data import Population, load_population
 from flowdup.data.inspection import READING, Inspection, inspect_clients
 from flowdup.errors import ConfigError, DataError, printable
 from flowdup.files import write_atomic
@@ -22,6 +23,7 @@ from flowdup.random import Stream
 from flowdup.run.simulation import Simulation
 from flowdup.settings import Table, toml_value
 
+_FEW = 5  # clients with labels, below which a mean over them says little
 _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits-plus
 _SMALL_STAGE = """
 [[before]]                      # FedAvg first, then FLowDUP+ from what it has learned
@@ -61,7 +63,8 @@ def init(
     if not found.problems:
         choice = Choice.of(found)
         write_atomic(file, choice.toml(found).encode())
-        _check(file)
+        found = replace(found, remarks=[*found.remarks, *_few_labels(_check(file))])
+        write_atomic(file, choice.toml(found).encode())
     facts = asdict(found) | {"file": None if found.problems else str(file)}
     if as_json:
         print(json.dumps(facts))
@@ -228,21 +231,34 @@ def _rounded(number: float) -> int:
     return int(number // unit * unit)
 
 
-def _check(file: Path) -> None:
+def _check(file: Path) -> Population:
     """Load the clients and build all stages; what is refused leaves no file behind."""
     try:
         config = load_config(str(file))
         population = load_population(config.data, Stream(config.seed).child("data"))
         Simulation(config, population, stage=0).check_later_stages(config)
+        return population
     except BaseException:
         file.unlink()
         raise
+
+
+def _few_labels(population: Population) -> list[str]:
+    """A remark where few clients with labels choose the best round, or are tested."""
+    groups = {"validation": population.validation, "test": population.test}
+    return [
+        f"{sum(c.labeled for c in clients)} of {len(clients)} {group} clients have labels, and what "
+        f"is measured rests on these: raise data.{group}_clients, or label more"
+        for group, clients in groups.items()
+        if len(clients) and sum(c.labeled for c in clients) < min(_FEW, len(clients))
+    ]
 
 
 def _show(found: Inspection, file: Path) -> None:
     console = Console()
     lines = describe(found) + [f"must be mended: {text}" for text in found.problems]
     if not found.problems:
-        lines.append(f"{file} is written: flowdup train {file} --out runs/{file.stem}")
+        words = ("flowdup", "train", str(file), "--out", f"runs/{file.stem}")
+        lines.append(f"{file} is written: {shlex.join(words)}")
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flowdup.commands.options import Inputs, Json
-from flowdup.data.user_data import read_inputs
-from flowdup.errors import ConfigError, ForeignClientError
+from flowdup.data.user_data import clients_named_in, read_inputs
+from flowdup.errors import ConfigError, ForeignClientError, shorten
 from flowdup.export import FORMATS, export_model
 from flowdup.familiarity import Verdict
 from flowdup.personalize import Federation, load
@@ -31,6 +31,9 @@ def personalize(
             f".pt2 (torch), any other {FORMATS[0]}."
         ),
     ] = "",
+    client: Annotated[
+        str, typer.Option(help="Of a CSV with a column `client`: the rows of this one alone.")
+    ] = "",
     foreign: Annotated[
         str,
         typer.Option(
@@ -47,9 +50,12 @@ def personalize(
     """
     if foreign not in CHOICES:
         raise ConfigError(f"--foreign is {', '.join(CHOICES)}, not '{foreign}'")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ConfigError(f"{out} has the client's data: give --out another name")
     federation = load(folder)
     inputs = federation.spec.inputs
-    x = read_inputs(source, inputs.shape, inputs.columns)
+    _check_client(source, client)
+    x = read_inputs(source, inputs.shape, inputs.columns, client)
     verdict = federation.familiarity(x) if federation.summary or foreign != "warn" else None
     is_foreign = verdict is not None and verdict.foreign
     if is_foreign and foreign == "refuse":
@@ -59,10 +65,7 @@ def personalize(
     export_model(federation.global_model() if is_global else federation.personalize(x), out, format)
     if is_foreign and not is_global:
         assert verdict is not None
-        told = f" {_foreign(verdict)}: check them, or take the global model by --foreign global"
-        Console(stderr=True).print(
-            Text.assemble(("warning:", "bold yellow"), told), soft_wrap=True, highlight=False
-        )
+        _warn(f"{_foreign(verdict)}: check them, or take the global model by --foreign global")
     made = "global" if is_global else "personal"
     if as_json:
         found = asdict(verdict) if verdict else None
@@ -77,6 +80,23 @@ def personalize(
         markup=False,
         highlight=False,
     )
+
+
+def _check_client(source: Path, client: str) -> None:
+    """That this one is there; a warning where rows of several would make one model."""
+    named = clients_named_in(source)
+    if client and client not in named:
+        raise ConfigError(f"{source} has no rows of a client '{shorten(client)}': check the name")
+    if len(named) > 1 and not client:
+        _warn(
+            f"{source} has rows of {len(named)} clients, and one model is made of all of them: "
+            "choose one with --client"
+        )
+
+
+def _warn(sentence: str) -> None:
+    told = Text.assemble(("warning:", "bold yellow"), f" {sentence}")
+    Console(stderr=True).print(told, soft_wrap=True, highlight=False)
 
 
 def _told(federation: Federation, verdict: Verdict | None) -> str:

@@ -31,7 +31,7 @@ def read_csv_clients(
         found[group] = []
         for file in sorted(filter(is_csv, folder.iterdir())):
             table = ClientTable(_read(file, client_column, label_column), file, ImageReader())
-            own = table.input_names(input_columns, (client_column, label_column))
+            own, guessed = table.input_names(input_columns, (client_column, label_column))
             first, names = (first, names) if names else (file, own)
             if {*own} != {*names}:
                 raise DataError(
@@ -40,7 +40,6 @@ def read_csv_clients(
                 )
             label = label_column if label_column in table.table.column_names else None
             labeled |= label is not None
-            guessed = own is not input_columns
             found[group] += table.clients(client_column, label, names, shape, guessed)
     if label_column and not labeled:
         raise DataError(
@@ -59,9 +58,8 @@ def read_csv_client(
 ) -> Unnamed:
     """The one client that a file is, with labels if it has the column of labels."""
     table = ClientTable(_read(file, client_column, label_column), file, ImageReader())
-    names = table.input_names(input_columns, (client_column, label_column))
+    names, guessed = table.input_names(input_columns, (client_column, label_column))
     label = label_column if label_column in table.table.column_names else None
-    guessed = names is not input_columns
     return next(iter(table.clients(client_column, label, names, shape, guessed)))
 
 

@@ -22,6 +22,7 @@ from flowdup.memory import check_memory
 Array = NDArray[Any]
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # a file, or one without members
+_NPY = b"\x93NUMPY"  # what an .npy file begins with
 _LARGEST_SCALAR = 4096  # bytes
 _ONE_AT_A_TIME = threading.RLock()  # Python 3.11's ast, which reads headers, mixes up threads
 
@@ -71,9 +72,11 @@ def write_array(path: Path, values: ArrayLike) -> None:
 
 def _read(path: Path, wanted: Collection[str]) -> StoredArrays:
     with path.open("rb") as file:
-        packed = file.read(4) in _ZIP
-    if packed:
+        start = file.read(len(_NPY))
+    if start[:4] in _ZIP:
         return _read_npz(path, wanted)
+    if start != _NPY:  # or NumPy would speak of pickles
+        raise ValueError("it begins as neither an .npz nor an .npy file does")
     # not mode "c": Linux refuses a writable mapping that is larger than memory
     mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(mapped, np.ndarray):

@@ -46,10 +46,10 @@ class ClientTable:
         """`guessed`: the inputs were not named by a person, who must say what text is for."""
         self.check_rows()
         codes, names = self.codes(client_column)
-        if codes.min() < 0:
-            raise self.error(client_column, "has nulls", "give every row a client")
-        columns = self.input_names(input_columns, (client_column, label_column))
-        guessed = guessed or columns is not input_columns
+        if codes.min() < 0 or "" in names:
+            raise self.error(client_column, "is empty in some rows", "give every row a client")
+        columns, found_here = self.input_names(input_columns, (client_column, label_column))
+        guessed = guessed or found_here
         x = self.inputs(columns, shape)
         y = None if label_column is None else self.labels(label_column)
         order = np.argsort(codes, kind="stable")  # client by client, each in the table's order
@@ -72,18 +72,25 @@ class ClientTable:
             found.append(Unnamed(client, texts))
         return found
 
-    def input_names(self, given: Sequence[str], others: Sequence[str | None]) -> Sequence[str]:
-        """Of a CSV without a column x, which is the default, all columns of numbers but others."""
+    def input_names(
+        self, given: Sequence[str], others: Sequence[str | None]
+    ) -> tuple[Sequence[str], bool]:
+        """The inputs' columns, and whether they are a guess: where none is given, x if it has lists
+        or images, else all columns of numbers but others.
+        """
         names = self.table.column_names
-        if tuple(given) != ("x",) or "x" in names or not has_csv(self.path):
-            return given
+        if not given and "x" in names and not _may_be_numbers(self.column("x").type):
+            return ("x",), False
+        older = tuple(given) == ("x",) and "x" not in names and has_csv(self.path)  # its default
+        if given and not older:
+            return given, False
         found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
         if not found:
             raise DataError(
                 f"{self.path} has no columns of numbers but {listed(filter(None, others))}: write "
                 "the inputs as numbers, with names in the first line"
             )
-        return found
+        return found, True
 
     def number_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """The inputs' columns if these hold single numbers; none for a column of lists or images,

@@ -38,6 +38,7 @@ Array = NDArray[Any]
 
 _NPZ, _CSV, _TARS = ".npz files", "CSV files", "tar files"
 _IMAGES = "folders of images"
+_CLIENT = "client"  # the column of a CSV that names whose rows they are
 _MAPPABLE = (np.uint8, np.float32, np.float64)
 
 
@@ -45,7 +46,7 @@ def read_folder(
     path: Path,
     client_column: str = "client",
     label_column: str | None = "label",
-    input_columns: Sequence[str] = ("x",),
+    input_columns: Sequence[str] = (),
     shape: tuple[int, ...] | None = None,
 ) -> Clients:
     """Clients from a folder, each named after its file or its own folder:
@@ -94,8 +95,8 @@ def read_table(
 
     Rows with the same value in `client_column` make up a client; clients come in the order in which
     they first appear.  `input_columns` names one column of (nested) lists or of images (Hugging
-    Face's type Image, or encoded bytes), or columns of numbers; ("x",) means all columns of numbers
-    of a CSV that has no x.  `shape` is that of one point if it is not to be taken from the lists.
+    Face's type Image, or encoded bytes), or columns of numbers; if it is empty, x is read where it
+    has lists or images, else all columns of numbers.  `shape` is that of one point if it is not to be taken from the lists.
     Labels are whole numbers or texts, which name the classes; a null label is -1.  Any other column
     of single values is a trait of the clients within which it does not vary.
     Sub-folders `train`, `validation` and `test` are the groups, as in `read_folder`; all are read
@@ -109,8 +110,8 @@ def read_table(
         text = [name for name in (client_column, label_column) if name]
         table = ClientTable(read_arrow(folder, text), folder, images)
         if not found:
-            names = table.input_names(input_columns, (client_column, label_column))
-            columns, guessed = table.number_names(names), names is not input_columns
+            names, guessed = table.input_names(input_columns, (client_column, label_column))
+            columns = table.number_names(names)
         found[group] = table.clients(client_column, label_column, names, shape, guessed)
         class_names.add(table.class_names(label_column))
     if len(class_names) > 1:
@@ -120,20 +121,23 @@ def read_table(
     return name_classes(found, path, class_names.pop(), columns=columns)
 
 
-def read_inputs(path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = ()) -> Tensor:
+def read_inputs(
+    path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = (), client: str = ""
+) -> Tensor:
     """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a CSV of
     inputs, an image, a folder or a tar file of images.
 
-    Of a CSV, `columns` are read if they are given; else all but `client` and `label`.
+    Of a CSV, `columns` are read if they are given; else all but `client` and `label`.  With
+    `client`, rows of this one alone, by the column `client`.
 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
     """
-    return read_named_inputs(path, shape, columns)[0]
+    return read_named_inputs(path, shape, columns, client)[0]
 
 
 def read_named_inputs(
-    path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = ()
+    path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = (), client: str = ""
 ) -> tuple[Tensor, list[str]]:
     """The same, and for images the names of their files, as they are in the folder or tar file."""
     if path.is_dir():
@@ -145,12 +149,25 @@ def read_named_inputs(
     if path.is_file() and is_tar(path):
         x, names = read_tar_images(path, ImageReader())
         return with_channels(x, shape), names
-    return _read_numbers(path, shape, columns), []
+    return _read_numbers(path, shape, columns, client), []
 
 
-def _read_numbers(path: Path, shape: tuple[int, ...], columns: Sequence[str]) -> Tensor:
+def clients_named_in(path: Path) -> list[str]:
+    """Those that a CSV has rows of, by its column `client`; none if it has no such column."""
+    if not (path.is_file() and is_csv(path)):
+        return []
+    table = read_arrow(path, (_CLIENT,))
+    return table[_CLIENT].unique().to_pylist() if _CLIENT in table.column_names else []
+
+
+def _read_numbers(
+    path: Path, shape: tuple[int, ...], columns: Sequence[str], client: str
+) -> Tensor:
     if path.is_file() and is_csv(path):
-        table = ClientTable(read_arrow(path, ()), path, ImageReader())
+        rows = read_arrow(path, (_CLIENT,) if client else ())
+        if client:
+            rows = rows.filter([name == client for name in rows[_CLIENT].to_pylist()])
+        table = ClientTable(rows, path, ImageReader())
         there: Sequence[str] = table.table.column_names
         if missing := [name for name in columns if name not in there]:
             raise DataError(
@@ -159,8 +176,13 @@ def _read_numbers(path: Path, shape: tuple[int, ...], columns: Sequence[str]) ->
             )
         columns = columns or there
         if columns is there and shape and len(there) > prod(shape):  # with labels or traits
-            columns = table.input_names(("x",), ("client", "label"))
+            columns, _ = table.input_names((), (_CLIENT, "label"))
         return table.inputs(columns, shape if len(columns) == prod(shape) else None)
+    if not path.exists():
+        raise DataError(
+            f"there is no file {path}: give an .npz, .npy or CSV file, an image, or a folder or a "
+            "tar file of images"
+        )
     names, arrays = read_arrays(path, ("x",))
     if "x" not in arrays and len(names) != 1:
         raise DataError(f"{path} has {listed(names)} but no array x: store the inputs as x")
