@@ -78,7 +78,7 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     pq.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "parts" / "0.parquet")
     told = flowdup("init", tmp_path / "parts", "--out", tmp_path / "parts.toml").out
-    assert "inputs: float32 [2]" in told  # its columns of numbers, too
+    assert "inputs: float32 [2], the columns a, b\n" in told  # of Parquet, too
     assert load_config(str(tmp_path / "table.toml")).data.source == "table"
     for group, clients in (("train", 3), ("validation", 1)):
         for number in range(clients):
@@ -90,7 +90,7 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
 
 def test_few_clients_with_labels_to_measure_by_are_told(tmp_path: Path) -> None:
     for number in range(30):
-        given = {} if number % 10 == 0 else {"y": np.full(12, -1)}
+        given: dict[str, Any] = {} if number % 10 == 0 else {"y": np.full(12, -1)}
         write_client(tmp_path / "clients" / f"{number}.npz", number, **given)
     file = tmp_path / "own.toml"
     told = flowdup("init", tmp_path / "clients", "--out", file)

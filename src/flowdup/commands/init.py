@@ -24,6 +24,7 @@ from flowdup.run.simulation import Simulation
 from flowdup.settings import Table, toml_value
 
 _FEW = 5  # clients with labels, below which a mean over them says little
+_SHOWN = 12  # names of columns
 _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits-plus
 _SMALL_STAGE = """
 [[before]]                      # FedAvg first, then FLowDUP+ from what it has learned
@@ -213,12 +214,17 @@ def describe(found: Inspection) -> list[str]:
     lines = [
         f"{found.clients} clients{groups}, {found.labeled} with labels; "
         f"points per client: {_counts(points)}",
-        f"inputs: {found.dtype} {list(found.shape)}",
+        f"inputs: {found.dtype} {list(found.shape)}{_columns(found.columns)}",
         f"{len(found.class_points)} classes, {found.classes_per_client:g} at a typical client: "
         f"{shown}{' and others' if len(share) > 10 else ''}",
         *(f"note: {text}" for text in found.remarks),
     ]
     return [printable(line) for line in lines]
+
+
+def _columns(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f", the columns {', '.join(names[:_SHOWN])}{more}" if names else ""
 
 
 def _counts(table: dict[str, Any]) -> str:
@@ -245,13 +251,15 @@ def _check(file: Path) -> Population:
 
 def _few_labels(population: Population) -> list[str]:
     """A remark where few clients with labels choose the best round, or are tested."""
-    groups = {"validation": population.validation, "test": population.test}
-    return [
-        f"{sum(c.labeled for c in clients)} of {len(clients)} {group} clients have labels, and what "
-        f"is measured rests on these: raise data.{group}_clients, or label more"
-        for group, clients in groups.items()
-        if len(clients) and sum(c.labeled for c in clients) < min(_FEW, len(clients))
-    ]
+    remarks = []
+    for group, clients in (("validation", population.validation), ("test", population.test)):
+        labeled = sum(client.labeled for client in clients)
+        if labeled < min(_FEW, len(clients)):
+            remarks.append(
+                f"{labeled} of {len(clients)} {group} clients have labels, and what is measured "
+                f"rests on these: raise data.{group}_clients, or label more"
+            )
+    return remarks
 
 
 def _show(found: Inspection, file: Path) -> None:

@@ -38,6 +38,7 @@ class Inspection:
     class_points: tuple[int, ...]  # points of class 0, 1, ...
     classes_per_client: float  # median over labeled clients
     reading: Table  # settings of `data` that it was read with, beside source and path
+    columns: tuple[str, ...] = ()  # of a table, whose numbers are the inputs
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -84,6 +85,7 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
         tuple(counts.tolist()),
         median(map(len, labels)) if labels else 0,
         reading,
+        groups.columns,
     )
     found.problems.extend(_find_problems(clients, groups, found))
     if not found.problems:

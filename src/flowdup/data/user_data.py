@@ -96,9 +96,10 @@ def read_table(
     Rows with the same value in `client_column` make up a client; clients come in the order in which
     they first appear.  `input_columns` names one column of (nested) lists or of images (Hugging
     Face's type Image, or encoded bytes), or columns of numbers; if it is empty, x is read where it
-    has lists or images, else all columns of numbers.  `shape` is that of one point if it is not to be taken from the lists.
-    Labels are whole numbers or texts, which name the classes; a null label is -1.  Any other column
-    of single values is a trait of the clients within which it does not vary.
+    has lists or images, else all columns of numbers.  `shape` is that of one point if it is not to
+    be taken from the lists.  Labels are whole numbers or texts, which name the classes; a null
+    label is -1.  Any other column of single values is a trait of the clients within which it does
+    not vary.
     Sub-folders `train`, `validation` and `test` are the groups, as in `read_folder`; all are read
     by the columns of the first.
     """
