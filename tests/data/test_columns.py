@@ -115,6 +115,16 @@ def test_the_table_of_training_is_read_by_the_names_in_the_settings(tmp_path: Pa
     assert len(flowdup("predict", model, "--input", path).out.splitlines()) == 96
 
 
+def test_a_run_of_an_older_version_reads_its_columns_by_name(tmp_path: Path) -> None:
+    """Its settings say x, which was the default, for a table that has none."""
+    path = table(tmp_path / "all.csv", (*KEPT, *INPUTS))
+    turned = table(tmp_path / "turned.csv", (*INPUTS[::-1], *KEPT))
+    list(train_run(read_config(settings(path, input_columns=["x"])), tmp_path / "run"))
+    assert load(tmp_path / "run").spec.inputs.columns == INPUTS
+    right = accuracy(tmp_path / "run", "--input", path)
+    assert accuracy(tmp_path / "run", "--input", turned) == right > 90
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_column_of_numbers_called_x_is_one_of_several(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"axes.{kind}"
