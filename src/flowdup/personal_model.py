@@ -161,11 +161,6 @@ class PersonalModel(nn.Module):
 
 def load_model(path: str | Path) -> PersonalModel:
     """The model that `PersonalModel.save` wrote; CheckpointError if the file is anything else."""
-    if Path(path).is_dir():
-        raise CheckpointError(
-            f"{path} is a folder, not a model: make one of a run and a client's data by "
-            "`flowdup personalize`"
-        )
     try:
         with open_tensors(Path(path)) as file:
             about = file.metadata.get("flowdup", "")

@@ -74,11 +74,12 @@ def test_images_get_a_network_of_their_size(
 def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     rows = [f"c{i % 5},{i % 2},{i},{-i}" for i in range(40)]
     (tmp_path / "all.csv").write_text("\n".join(["client,label,a,b", *rows]))
-    flowdup("init", tmp_path / "all.csv", "--out", tmp_path / "table.toml")
+    told = flowdup("init", tmp_path / "all.csv", "--out", tmp_path / "table.toml").out
+    assert "inputs: float32 [2], the columns a, b\n" in told
     (tmp_path / "parts").mkdir()
     pq.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "parts" / "0.parquet")
-    told = flowdup("init", tmp_path / "parts", "--out", tmp_path / "parts.toml").out
-    assert "inputs: float32 [2], the columns a, b\n" in told  # of Parquet, too
+    columns = tmp_path / "parts.toml"
+    assert "has no column 'x'" in flowdup("init", tmp_path / "parts", "--out", columns).error
     assert load_config(str(tmp_path / "table.toml")).data.source == "table"
     for group, clients in (("train", 3), ("validation", 1)):
         for number in range(clients):

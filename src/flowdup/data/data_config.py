@@ -62,8 +62,8 @@ class DataConfig:
     shape: tuple[int, ...] = ()  # table or CSV: of one input, if its columns are flat
     client_column: str = "client"  # table or CSV: names the client of each row
     label_column: str = "label"  # table or CSV: the class of each row; empty: there are no labels
-    input_columns: tuple[str, ...] = ()  # table or CSV: what is read; none: x if it has lists or
-    # images, else all other columns of numbers
+    input_columns: tuple[str, ...] = ("x",)  # table or CSV; where x is a column of numbers, or a
+    # CSV has none: all columns of numbers
     normalize: bool = True  # where mean and std are empty: by those of the training clients' inputs
     # per channel, from sums, not data; lazy clients' inputs stay as they are
     mean: tuple[float, ...] = ()  # per channel, taken off before std divides

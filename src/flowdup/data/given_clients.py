@@ -40,8 +40,7 @@ def read_given_clients(
 
 def with_columns(config: DataConfig, spec: InputSpec) -> DataConfig:
     """The settings, which name the inputs' columns as the federation knows them if they do not."""
-    named = config.input_columns not in ((), ("x",))  # x: the default of older runs
-    if named or not spec.columns:
+    if config.input_columns != DataConfig.input_columns or not spec.columns:
         return config
     return replace(config, input_columns=spec.columns)
 

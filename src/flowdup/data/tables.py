@@ -75,14 +75,12 @@ class ClientTable:
     def input_names(
         self, given: Sequence[str], others: Sequence[str | None]
     ) -> tuple[Sequence[str], bool]:
-        """The inputs' columns, and whether they are a guess: where none is given, x if it has lists
-        or images, else all columns of numbers but others.
+        """The inputs' columns, and whether they are a guess: for x, the default, where it is one of
+        numbers, or where a CSV has none, all columns of numbers but others.
         """
         names = self.table.column_names
-        if not given and "x" in names and not _may_be_numbers(self.column("x").type):
-            return ("x",), False
-        older = tuple(given) == ("x",) and "x" not in names and has_csv(self.path)  # its default
-        if given and not older:
+        one = _may_be_numbers(self.column("x").type) if "x" in names else has_csv(self.path)
+        if tuple(given) != ("x",) or not one:
             return given, False
         found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
         if not found:

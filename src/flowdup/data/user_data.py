@@ -46,7 +46,7 @@ def read_folder(
     path: Path,
     client_column: str = "client",
     label_column: str | None = "label",
-    input_columns: Sequence[str] = (),
+    input_columns: Sequence[str] = ("x",),
     shape: tuple[int, ...] | None = None,
 ) -> Clients:
     """Clients from a folder, each named after its file or its own folder:
@@ -95,8 +95,8 @@ def read_table(
 
     Rows with the same value in `client_column` make up a client; clients come in the order in which
     they first appear.  `input_columns` names one column of (nested) lists or of images (Hugging
-    Face's type Image, or encoded bytes), or columns of numbers; if it is empty, x is read where it
-    has lists or images, else all columns of numbers.  `shape` is that of one point if it is not to
+    Face's type Image, or encoded bytes), or columns of numbers; ("x",) means all columns of numbers
+    where x is one of these, or a CSV has none.  `shape` is that of one point if it is not to
     be taken from the lists.  Labels are whole numbers or texts, which name the classes; a null
     label is -1.  Any other column of single values is a trait of the clients within which it does
     not vary.
@@ -177,7 +177,7 @@ def _read_numbers(
             )
         columns = columns or there
         if columns is there and shape and len(there) > prod(shape):  # with labels or traits
-            columns, _ = table.input_names((), (_CLIENT, "label"))
+            columns, _ = table.input_names(("x",), (_CLIENT, "label"))
         return table.inputs(columns, shape if len(columns) == prod(shape) else None)
     if not path.exists():
         raise DataError(
