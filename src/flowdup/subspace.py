@@ -158,7 +158,7 @@ class _Spread(torch.autograd.Function):
     def forward(
         v: Tensor, coordinate: Tensor, sign: Tensor, weights: Tensor, signs_of_weights: Tensor
     ) -> Tensor:
-        return v.index_select(0, coordinate) * sign
+        return v.index_select(0, coordinate) * _like(sign, v)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -172,9 +172,13 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """[d] -> [k], signed sums over the weights of every coordinate: the transpose of `_Spread`."""
+    """[d] -> [k], signed sums over the weights of every coordinate: the transpose of `_Spread`.
 
-    generate_vmap_rule = True
+    Under `vmap` the clients come last, [d, clients]: a weight's numbers lie side by side, so that
+    memory is read in whole lines, although the weights of a coordinate lie apart.
+    """
+
+    generate_vmap_rule = False
 
     @staticmethod
     def forward(
@@ -185,7 +189,8 @@ class _Collect(torch.autograd.Function):
         signs_of_weights: Tensor,
         k: int,
     ) -> Tensor:
-        return (rows.index_select(0, weights) * signs_of_weights).reshape(-1, k).sum(0)
+        found = rows.index_select(0, weights) * _like(signs_of_weights, rows)
+        return found.reshape(-1, k, *rows.shape[1:]).sum(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -195,6 +200,20 @@ class _Collect(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows = apply_function(_Spread, gradients[0], *ctx.saved_tensors)
         return rows, None, None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], rows: Tensor, *others: Any
+    ) -> tuple[Tensor, int]:
+        """The rows alone differ from client to client."""
+        assert isinstance(dims[0], int) and set(dims[1:]) == {None}
+        found = apply_function(_Collect, rows.movedim(dims[0], -1).contiguous(), *others)
+        return found, found.ndim - 1
+
+
+def _like(signs: Tensor, rows: Tensor) -> Tensor:
+    """Signs [n] as [n, 1, ...], with as many dimensions as the rows."""
+    return signs.reshape(-1, *(1 for _ in rows.shape[1:]))
 
 
 class Identity(Expansion):

@@ -11,6 +11,8 @@ from flowdup import tree
 from flowdup.accelerate import torch_private
 
 _CAT = torch.ops.aten.cat
+_CLONE = torch.ops.aten.clone
+_SELECT = torch.ops.aten.index_select
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv)
 _VIEWS = (torch.ops.aten.permute, torch.ops.aten.view, torch.ops.aten.unsqueeze)
 
@@ -61,7 +63,8 @@ def write_once(traced: GraphModule) -> None:
 
     - what our kernels read: it would write a copy for every reader;
     - parts of a `cat` that others read, too: it writes a part to its place in the whole, and
-      (2.11) may let a library's kernel look for it elsewhere.
+      (2.11) may let a library's kernel look for it elsewhere;
+    - a copy that rows are selected from: it would select them from the original, in its order.
     """
     in_order = torch_private.stride_order()
     assert in_order is not None  # `can_compile` was asked
@@ -69,6 +72,8 @@ def write_once(traced: GraphModule) -> None:
     parts = (part for node in graph.nodes if _packet(node) is _CAT for part in node.all_input_nodes)
     wanted = [part for part in parts if len(part.users) > 1]
     wanted += [_viewed(a) for node in graph.nodes if _is_ours(node) for a in node.all_input_nodes]
+    sources = (node.args[0] for node in graph.nodes if _packet(node) is _SELECT)
+    wanted += [source for source in sources if _packet(source) is _CLONE]
     for node in filter(_is_computed, dict.fromkeys(wanted)):
         with graph.inserting_after(node):
             written = graph.call_function(in_order, (node, node.meta["val"].stride()))
