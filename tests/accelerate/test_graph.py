@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from flowdup.accelerate.graph import lift_constants, tidy, write_once
@@ -30,6 +30,12 @@ def traced(function: Callable[..., Tensor], *tensors: Tensor) -> GraphModule:
 
 def operations(program: GraphModule) -> Counter[str]:
     return Counter(str(n.target) for n in program.graph.nodes if n.op == "call_function")
+
+
+def in_order(program: GraphModule) -> list[Node]:
+    """Those that are written in a given order."""
+    target = torch.ops.prims.inductor_force_stride_order.default
+    return list(program.graph.find_nodes(op="call_function", target=target))
 
 
 def test_views_that_change_nothing_and_repetitions_vanish() -> None:
@@ -62,10 +68,7 @@ def test_what_our_kernels_read_is_written_once_and_in_its_order() -> None:
     program = traced(step, x)
     write_once(program)
     assert torch.equal(program(x), step(x))
-    written = program.graph.find_nodes(
-        op="call_function", target=torch.ops.prims.inductor_force_stride_order.default
-    )
-    assert [node.args[1] for node in written] == [(48, 1, 12, 3)]
+    assert [node.args[1] for node in in_order(program)] == [(48, 1, 12, 3)]
 
 
 def test_a_part_of_a_whole_that_others_read_is_written_apart() -> None:
@@ -77,7 +80,7 @@ def test_a_part_of_a_whole_that_others_read_is_written_apart() -> None:
     program = traced(step, x)
     write_once(program)
     assert torch.equal(program(x), step(x))
-    assert operations(program)["prims.inductor_force_stride_order.default"] == 1
+    assert len(in_order(program)) == 1
 
 
 def test_constants_become_arguments() -> None:
@@ -86,3 +89,18 @@ def test_constants_become_arguments() -> None:
     (constant,) = lift_constants(program)
     assert program(torch.ones(3), constant).tolist() == [0, 2, 4]
     assert program(torch.ones(3), torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_rows_are_selected_from_a_copy_that_is_written() -> None:
+    rows = torch.tensor([2, 0, 2])
+
+    def step(x: Tensor) -> Tensor:
+        return x.sin().T.contiguous().index_select(0, rows)
+
+    x = torch.randn(4, 3)
+    program = traced(step, x)
+    write_once(program)
+    assert torch.equal(program(x), step(x))
+    (written,) = in_order(program)
+    assert written.args[1] == (4, 1)
+    assert [str(user.target) for user in written.users] == ["aten.index_select.default"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from processes import alive, until, workers
 from typer.testing import CliRunner
 
 from flowdup import evaluate_run, train_run
-from flowdup.campaign import Records, Request, load_experiment, plan, reproduce
+from flowdup.campaign import Records, Request, load_experiment, plan, reproduce, schedule
 from flowdup.cli import app
 from flowdup.errors import ConfigError, GpuMemoryError
 from flowdup.methods import METHODS
@@ -287,6 +288,20 @@ def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     assert not titles(events)
     assert events[-1]["left"] == 8
     assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_with_little_time_left_what_is_trained_is_evaluated_and_nothing_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.toml").write_text(TABLE)
+    now = 0.0
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: now))
+    done = []
+    for event in reproduce(request(tmp_path, rows="FedAvg", seconds=1000.0, jobs=1)):
+        done += titles([event.data])
+        now = 999.999 if done else 0.0  # the second is in the queue by now
+    assert len(done) == 3  # two settings, and test clients with the better one, but no second seed
+    assert done[-1] == "tiny: FedAvg, all, seed 0"
 
 
 def test_the_command_tells_its_plan_and_refuses_in_a_sentence(tmp_path: Path) -> None:

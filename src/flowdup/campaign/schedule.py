@@ -134,8 +134,9 @@ def run_campaign(
     """Do what is missing in so many processes; every record is saved before it is yielded.
 
     Run folders are in `work`, under their identity.  With `seconds`, a run is begun only if the
-    longest so far of the same model, data and method would end in time; at the end of it what is
-    in hand is saved and stopped.  A run that diverges is an outcome.  One that fails otherwise is
+    longest so far of the same model, data and method would end in time (one that is trained, and
+    waits for its test clients, is begun anyhow); at the end of it what is in hand is saved and
+    stopped.  A run that diverges is an outcome.  One that fails otherwise is
     left out, and its error raised in the end; after as many as there are processes all stops.
     """
     end = time.monotonic() + (seconds or float("inf"))
@@ -160,9 +161,11 @@ def run_campaign(
             del in_hand[path]
         waiting.clear()
         for digest, need in latest.missing.items():
-            fits = time.monotonic() + longest.get(kind(need), 0.0) <= end
+            folder = RunFolder(work / digest[:_FOLDER_DIGITS])
+            trained = records.get(need.run) is not None and folder.started
+            lasts = 0.0 if trained else longest.get(kind(need), 0.0)
+            fits = time.monotonic() + lasts <= end
             if fits and digest not in busy and digest not in failed:
-                folder = RunFolder(work / digest[:_FOLDER_DIGITS])
                 in_hand[folder.path] = need
                 config, evaluates = _without_familiarity(need.run.config), need.evaluate
                 waiting.append(Job(need.title, config, folder, evaluates, need.support))
