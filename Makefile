@@ -40,7 +40,7 @@ BROWSER_RESULT ?= runs/web/browser.json
 SPEED := src/flowdup/accelerate
 GPU_ONLY := $(SPEED)/kernels/*,$(SPEED)/cuda_graphs.py,$(SPEED)/compiling.py
 
-.PHONY: help demo test test-docs test-tools test-peers test-federation federation-demo web web-page web-test web-unit \
+.PHONY: help demo test test-docs test-tools test-processes test-peers test-federation federation-demo web web-page web-test web-unit \
 	web-browser test-gpu mutants torture fuzz \
 	lint coverage tables docs bench bench-gpu peers wheels wheel-check
 
@@ -58,6 +58,9 @@ test-docs: $(INSTALLED)  ## that every block of every page runs, 1 minute
 
 test-tools: $(INSTALLED)  ## that benchmarks and the fuzzer do what they say, 1 minute
 	$(VENV)/bin/pytest tests/tools
+
+test-processes: $(INSTALLED)  ## runs of several processes, stopped and killed, 2 minutes
+	$(VENV)/bin/pytest tests/several_processes
 
 mutants: $(INSTALLED)  ## planted bugs, each caught by the test that must; MUTANTS=word for some
 	PYTHONPATH=src:tests $(VENV)/bin/python -m mutants $(MUTANTS)
@@ -126,7 +129,7 @@ lint: $(INSTALLED)  ## ruff, and mypy on everything
 	MYPYPATH=src:benchmarks:docs/tables:docs/site $(VENV)/bin/mypy $(LOOSER) benchmarks docs $(wildcard examples)
 
 coverage: $(INSTALLED)  ## the tests, and which lines they ran
-	$(VENV)/bin/pytest --cov --cov-report= $(or $(TESTS),tests tests/docs)
+	$(VENV)/bin/pytest --cov --cov-report= $(or $(TESTS),tests tests/docs tests/several_processes)
 	@$(VENV)/bin/coverage report --omit '$(GPU_ONLY)'
 	@$(VENV)/bin/coverage report --include '$(GPU_ONLY)' | sed -n 's/^TOTAL/\nFiles that only a GPU runs:/p'
 

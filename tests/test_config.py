@@ -273,6 +273,37 @@ def test_the_settings_of_the_last_stages_method_do_not_carry_over_to_another() -
     assert second.method.settings.mu == 0.3
 
 
+def test_one_setting_of_a_stage_can_be_changed_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(STAGED)
+    over = tmp_path / "over.toml"
+    over.write_text('base = "base.toml"\n[before.2.server]\nrounds = 4\n')
+    texts = ["before.1.method.correction=em", "before.1.method.name=fedprox"]
+    old, new = load_config(str(tmp_path / "base.toml")), load_config(str(over), texts)
+    assert [s.server.rounds for s in old.stages] == [2, 5, 5]
+    assert [s.server.rounds for s in new.stages] == [2, 4, 5]
+    assert [s.method.name for s in new.stages] == ["fedprox", "flowdup", "flowdup"]
+    assert [s.method.common.correction for s in new.stages] == ["em", "none", "none"]
+    assert new.stages[1].client.epochs == 3 and new.stages[2:] == old.stages[2:]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("before.0.server.rounds=1", "no stage 'before.0': use before.1, before.2"),
+        ("before.3.server.rounds=1", "no stage 'before.3': use before.1"),
+        ("before.x=1", "no stage 'before.x'"),
+        ("before.1=1", "'before.1' must be a table of settings, not 1"),
+        ("before.1.server.rouns=1", r"number 1: .*did you mean 'server.rounds'"),
+    ],
+)
+def test_a_change_of_no_stage_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "base.toml").write_text(STAGED)
+    with pytest.raises(ConfigError, match=told):
+        load_config(str(tmp_path / "base.toml"), [text])
+    with pytest.raises(ConfigError, match="none comes before the last"):
+        load_config("digits", ["before=[]", "before.1.server.rounds=1"])
+
+
 def test_a_methods_name_is_read_before_its_settings_in_whatever_order_they_are_given() -> None:
     texts = ["method.correction=em", "method.name=fedavg", "method.init_scale=0.5"]
     for order in itertools.permutations(texts):

@@ -183,21 +183,38 @@ def preset_names() -> list[str]:
 
 
 def merge(base: Table, over: Table) -> dict[str, Any]:
-    """`over` on top of `base`, table by table; another method's settings do not carry over."""
+    """`over` on top of `base`, table by table; another method's settings do not carry over, and
+    `before.1.KEY` is one of the first of the stages in `base`.
+    """
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             other_method = key == "method" and value.get("name", old.get("name")) != old.get("name")
             merged[key] = dict(value) if other_method else merge(old, value)
+        elif key == "before" and isinstance(old, list) and isinstance(value, Mapping):
+            merged[key] = _with_changes(old, value)
         else:
             merged[key] = value
     return merged
 
 
+def _with_changes(stages: list[Any], changes: Table) -> list[Any]:
+    """Stages with changes on top, by the number that messages give a stage, too."""
+    numbered = {str(number): stage for number, stage in enumerate(stages, 1)}
+    for number, change in changes.items():
+        if number not in numbered:
+            there = ", ".join(f"before.{n}" for n in numbered)
+            use = f"use {there}" if there else "none comes before the last"
+            raise ConfigError(f"there is no stage 'before.{shorten(number)}': {use}")
+        where = f"before.{number}"
+        numbered[number] = merge(as_table(numbered[number], where), as_table(change, where))
+    return list(numbered.values())
+
+
 def override(table: Table, *texts: str) -> dict[str, Any]:
     """A table with `key=value` texts on top, a method's name before its settings."""
-    for text in sorted(texts, key=lambda text: text.partition("=")[0].strip() != "method.name"):
+    for text in sorted(texts, key=lambda text: "method.name" not in text.partition("=")[0]):
         table = merge(table, _read_change(text))
     return dict(table)
 

@@ -1,6 +1,7 @@
-"""Progress on a terminal, from what runs and downloads tell."""
+"""Progress from what runs and downloads tell: bars on a terminal, now and then a line elsewhere."""
 
 import logging
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from flowdup.engines.distributed import is_main_process
 from flowdup.errors import TrainingWarning
 from flowdup.run.workers import Job
 
+_SECONDS = 10.0  # between two lines in a file or a pipe
+
 
 class _Bars:
     """Bars on stderr, where that is a terminal: nothing is drawn into a file or a pipe."""
@@ -35,6 +38,8 @@ class _Bars:
     def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
         self.console = Console(stderr=True)
         self.quiet = quiet or not self.console.is_terminal or not is_main_process()
+        self.silent = quiet or self.console.is_terminal or not is_main_process()
+        self.spoke = time.monotonic()
         self.progress = Progress(*columns, console=self.console, disable=self.quiet)
 
     def __enter__(self) -> Self:
@@ -48,6 +53,12 @@ class _Bars:
         trace: TracebackType | None,
     ) -> None:
         self.progress.stop()
+
+    def say(self, line: str) -> None:
+        """Write a line where there are no bars, if there was none for a while."""
+        if not self.silent and time.monotonic() >= self.spoke + _SECONDS:
+            self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+            self.spoke = time.monotonic()
 
 
 class Preparing:
@@ -131,7 +142,7 @@ class Rounds(_Bars):
         self.task = self.progress.add_task(
             "", total=rounds, loss="-", accuracy="-", speed="-", guards=""
         )
-        self.refused = 0
+        self.rounds, self.refused = rounds, 0
         self.start: tuple[int, float] | None = None
         self.preparing = Preparing(console=self.console)
         self.warnings = warning_lines(self.console)
@@ -164,6 +175,11 @@ class Rounds(_Bars):
         if elapsed > 0:
             fields["speed"] = f"{(metrics['round'] - self.start[0]) / elapsed:.1f}"
         self.progress.update(self.task, completed=metrics["round"], **fields)
+        known = self.progress.tasks[0].fields
+        self.say(
+            f"round {metrics['round']} of {self.rounds}: loss {known['loss']}, validation "
+            f"{known['accuracy']}, {known['speed']} rounds/s"
+        )
         if begins:
             self.preparing.stop()
             self.progress.start()
@@ -195,6 +211,7 @@ class Jobs(_Bars):
     def done(self) -> None:
         """One run more is at its end."""
         self.progress.advance(self.total)
+        self.say(f"{self.progress.tasks[0].completed:.0f} of {len(self.jobs)} runs are done")
 
     def _watch(self) -> None:
         while not self.stop.wait(0.5):

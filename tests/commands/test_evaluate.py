@@ -99,6 +99,24 @@ def test_validation_is_scored_as_in_training(home: Path) -> None:
     assert found["metrics"]["transductive"]["accuracy"]["mean"] == row["validation_accuracy"]
 
 
+def test_clients_that_took_part_in_training_are_told(home: Path, tmp_path: Path) -> None:
+    run, clients = home / "run", home / "clients"
+    assert good(run, "--input", clients / "test")["trained_on"] == 0
+    assert good(run, "--input", clients)["trained_on"] == 6  # of all groups' 13
+    assert (
+        "beware: 6 of them took part in training"
+        in flowdup("evaluate", run, "--input", clients).out
+    )
+    x, y = draw(0)
+    np.savez(tmp_path / "other name.npz", x=x, y=y)
+    told = flowdup("evaluate", run, "--input", tmp_path / "other name.npz").out
+    assert "beware: they took part in training" in told
+    assert "beware" not in flowdup("evaluate", run, "--input", clients / "test").out
+    shutil.copytree(run, tmp_path / "listless")
+    (tmp_path / "listless" / "clients.json").unlink()
+    assert good(tmp_path / "listless", "--input", clients)["trained_on"] is None
+
+
 def test_other_clients_of_a_folder_get_the_numbers_of_the_runs_own(home: Path) -> None:
     run, clients = home / "run", home / "clients"
     assert same(good(run, "--input", clients / "test"), good(run))

@@ -1,12 +1,14 @@
 """What `flowdup train` says: before the first round, instead of a bar, and when nothing is left."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from commands.here import flowdup, flowdup_on_terminal
 
+from flowdup import progress
 from flowdup.version import __version__
 
 SMALL = (
@@ -46,9 +48,18 @@ def test_an_error_comes_before_any_bar(tmp_path: Path) -> None:
     assert "rounds/s" not in ended.error and ended.out == ""
 
 
-def test_what_is_no_terminal_is_told_nothing_while_it_goes_on(tmp_path: Path) -> None:
-    ended = flowdup("train", *SMALL, "--out", tmp_path / "run")
+def test_what_is_no_terminal_is_told_now_and_then_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = flowdup("train", *SMALL, "--out", tmp_path / "soon done")
     assert (ended.code, ended.error) == (0, "") and "rounds/s" not in ended.out
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    ended = flowdup("train", *SMALL, "--out", tmp_path / "run")
+    first, last = ended.error.splitlines()
+    assert re.fullmatch(r"round 1 of 2: loss \d\.\d+, validation -, - rounds/s", first)
+    assert re.fullmatch(r"round 2 of 2: loss \d\.\d+, validation [\d.]+ %, [\d.]+ rounds/s", last)
+    assert "rounds/s" not in ended.out
+    assert flowdup("train", *SMALL, "--out", tmp_path / "json", "--json").error == ""
 
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(run: Path) -> None:

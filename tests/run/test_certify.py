@@ -19,7 +19,7 @@ from flowdup.data import load_population
 from flowdup.errors import CertificateError, CheckpointError, ConfigError
 from flowdup.personalize import load, load_model
 from flowdup.random import Stream
-from flowdup.run import RunFolder, Simulation, certify_run, train_run, write_report
+from flowdup.run import RunFolder, Simulation, certify_run, evaluate_run, train_run, write_report
 from flowdup.run.stochastic import Noise, StochasticPredictor
 
 SETTINGS: dict[str, Any] = {
@@ -90,8 +90,9 @@ def test_every_route_has_a_row_with_its_terms(certificate: dict[str, Any]) -> No
 
 def test_bounds_lie_above_the_risk_that_they_start_from(certificate: dict[str, Any]) -> None:
     for row in certificate["certificate"]:
-        if row["empirical_risk"] is not None and row["route"] != "client-quantile":
-            assert row["bound"] > row["empirical_risk"]
+        if (risk := row["empirical_risk"]) is not None:
+            same = row["route"] == "client-quantile" and row["bound"] == risk  # both are errors
+            assert row["bound"] > risk or same
     measured = certificate["measured"]
     assert set(measured) == {"labeled", "unlabeled", "test", "aside"}
     rows = by_route(certificate["certificate"])
@@ -100,6 +101,17 @@ def test_bounds_lie_above_the_risk_that_they_start_from(certificate: dict[str, A
     assert (terms["n_L"], terms["n"], terms["m"]) == (30, 60, 20)
     parts = sum(terms[name] for name in ("risk", "hypernetwork", "client_models"))
     assert rows["pac-bayes-plain"]["bound"] == pytest.approx(parts)
+
+
+def test_a_quantile_is_measured_by_the_same_one_of_test_clients(
+    run: Path, certificate: dict[str, Any]
+) -> None:
+    row = by_route(certificate["certificate"])["client-quantile"]
+    clients = evaluate_run(run)["clients"]
+    errors = [1 - client["metrics"]["transductive"]["accuracy"] / 100 for client in clients]
+    found = row["measured_error_unlabeled"]
+    assert sum(e <= found + 1e-9 for e in errors) >= 0.9 * len(errors)
+    assert sum(e < found - 1e-9 for e in errors) < 0.9 * len(errors)
 
 
 def test_the_hypernetwork_is_measured_from_where_it_began(run: Path, tmp_path: Path) -> None:
@@ -249,6 +261,18 @@ def test_other_clients_can_certify(run: Path, tmp_path: Path) -> None:
     assert rows[0]["terms"]["clients"] == len(others.test)
     with pytest.raises(CertificateError, match="set at least 29 aside"):
         certify_run(run, ["client-quantile"], source=tmp_path)
+
+
+def test_a_bound_that_test_clients_exceed_is_told(run: Path, tmp_path: Path) -> None:
+    """Clients whose labels are what their models say: the error is 0, that of test clients not."""
+    others = load_population(read_config(SETTINGS).data, Stream(99)).test
+    for client in others:
+        y = load(run).personalize(client.x).predict(client.x)
+        np.savez(tmp_path / f"{client.name}.npz", x=client.x.numpy(), y=np.asarray(y))
+    words = ("certify", run, "--route", "held-out-clients")
+    told = "measured above the bound: held-out-clients; by chance"
+    assert told in flowdup(*words, "--input", tmp_path).out
+    assert "above the bound" not in flowdup(*words).out
 
 
 @pytest.mark.parametrize(

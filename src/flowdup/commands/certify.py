@@ -62,14 +62,16 @@ def certify(
     texts = ", ".join(f"{name} clients {value:.3f}" for name, value in measured.items())
     console.print(f"measured error: {texts}", soft_wrap=True, highlight=False)
     console.print(_table(rows, delta))
-    for sentence in _sentences(rows):
+    for sentence in (*_above(rows), *_sentences(rows)):
         console.print(sentence, soft_wrap=True, markup=False, highlight=False)
     console.print(f"figure {figure}.png and .svg", soft_wrap=True, markup=False, highlight=False)
 
 
 def _table(rows: list[dict[str, Any]], delta: float) -> Table:
     title = f"error at most, each with confidence {1 - delta:.0%} by itself; 1 or more says nothing"
-    table = Table("route", title=title, title_justify="left")
+    caption = "measured: at test clients, or training clients without labels if these are bounded"
+    table = Table("route", title=title, title_justify="left", caption=caption)
+    table.caption_justify = "left"
     for head in ("at most", "starts from", "measured"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
@@ -77,6 +79,21 @@ def _table(rows: list[dict[str, Any]], delta: float) -> Table:
         texts = ("-" if number is None else f"{number:.3f}" for number in numbers)
         table.add_row(row["route"], *texts)
     return table
+
+
+def _above(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Which bounds do not hold where they were checked, and why that may be."""
+    found = [
+        row["route"]
+        for row in rows
+        if None not in (row["bound"], row["measured_error_unlabeled"])
+        and row["measured_error_unlabeled"] > row["bound"]
+    ]
+    if found:
+        yield (
+            f"measured above the bound: {', '.join(found)}; by chance, which the confidence "
+            "allows, or because the clients it was measured at break what the bound assumes (below)"
+        )
 
 
 def _sentences(rows: list[dict[str, Any]]) -> Iterator[str]:

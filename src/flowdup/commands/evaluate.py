@@ -90,6 +90,9 @@ def _parts(result: Mapping[str, Any]) -> Iterator[str | Table]:
             "their models are made from all of their points and scored on them (transductive), or "
             "made from one half and scored on the other (held-out)"
         )
+    if trained := result.get("trained_on"):
+        who = "they" if trained == count else f"{trained} of them"
+        yield f"beware: {who} took part in training, so that others may do worse"
     fewer = {f"from {row['points']}": row["metrics"] for row in result.get("support", [])}
     columns = {"mean": "mean", "std": "deviation", "worst_decile": "worst decile", "worst": "worst"}
     title = "over clients"

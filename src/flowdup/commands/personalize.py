@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from flowdup.commands.options import Inputs, Json
+from flowdup.data import DataConfig
 from flowdup.data.user_data import clients_named_in, read_inputs
 from flowdup.errors import ConfigError, ForeignClientError, shorten
 from flowdup.export import FORMATS, export_model
 from flowdup.familiarity import Verdict
 from flowdup.personalize import Federation, load
+from flowdup.run import RunFolder
 
 CHOICES = ("warn", "global", "refuse")  # of what a foreign client gets
 
@@ -32,7 +34,7 @@ def personalize(
         ),
     ] = "",
     client: Annotated[
-        str, typer.Option(help="Of a CSV with a column `client`: the rows of this one alone.")
+        str, typer.Option(help="Of a CSV with rows of several clients: those of this one alone.")
     ] = "",
     foreign: Annotated[
         str,
@@ -54,8 +56,9 @@ def personalize(
         raise ConfigError(f"{out} has the client's data: give --out another name")
     federation = load(folder)
     inputs = federation.spec.inputs
-    _check_client(source, client)
-    x = read_inputs(source, inputs.shape, inputs.columns, client)
+    column = _client_column(folder)
+    _check_client(source, client, column)
+    x = read_inputs(source, inputs.shape, inputs.columns, client, column)
     verdict = federation.familiarity(x) if federation.summary or foreign != "warn" else None
     is_foreign = verdict is not None and verdict.foreign
     if is_foreign and foreign == "refuse":
@@ -82,11 +85,20 @@ def personalize(
     )
 
 
-def _check_client(source: Path, client: str) -> None:
+def _client_column(folder: Path) -> str:
+    """The column that named clients in training; the usual one where settings are not at hand."""
+    run = RunFolder(folder)
+    data = run.read_config().data if run.config.is_file() else DataConfig()
+    return data.client_column
+
+
+def _check_client(source: Path, client: str, column: str) -> None:
     """That this one is there; a warning where rows of several would make one model."""
-    named = clients_named_in(source)
+    named = clients_named_in(source, column)
     if client and client not in named:
-        raise ConfigError(f"{source} has no rows of a client '{shorten(client)}': check the name")
+        raise ConfigError(
+            f"{source} has no row whose column '{column}' is '{shorten(client)}': check the name"
+        )
     if len(named) > 1 and not client:
         _warn(
             f"{source} has rows of {len(named)} clients, and one model is made of all of them: "

@@ -1,7 +1,7 @@
 """A client's points and labels, in memory or made when they are asked for."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -74,6 +74,10 @@ class ClientData:
                 content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 found.update(content.numpy().data)
         return found.hexdigest()
+
+    def is_among(self, digests: Collection[str]) -> bool:
+        """Whether these data, with their labels or without, have one of the digests."""
+        return self.digest() in digests or self.unlabeled().digest() in digests
 
 
 @dataclass(frozen=True, eq=False)

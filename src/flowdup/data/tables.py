@@ -199,7 +199,9 @@ class ClientTable:
             shape.append(lengths[0] if lengths else 0)
             piece = piece.flatten()
         if piece.null_count:
-            raise self.error(name, "has nulls", "fill them in or drop these rows")
+            first = self.column(name).is_null().index(True).as_py()  # -1: inside of lists
+            where = f", the first in row {first}" if first >= 0 else " in its lists"
+            raise self.error(name, f"has nulls{where}", "fill them in or drop these rows")
         if _kind(piece.type) not in _NUMBERS:
             raise self.error(name, f"has inputs of type {piece.type}", "store them as numbers")
         return np.asarray(piece.to_numpy(zero_copy_only=False)).reshape(shape)

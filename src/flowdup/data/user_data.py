@@ -123,22 +123,30 @@ def read_table(
 
 
 def read_inputs(
-    path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = (), client: str = ""
+    path: Path,
+    shape: tuple[int, ...] = (),
+    columns: Sequence[str] = (),
+    client: str = "",
+    client_column: str = _CLIENT,
 ) -> Tensor:
     """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a CSV of
     inputs, an image, a folder or a tar file of images.
 
-    Of a CSV, `columns` are read if they are given; else all but `client` and `label`.  With
-    `client`, rows of this one alone, by the column `client`.
+    Of a CSV, `columns` are read if they are given; else all but `client_column` and `label`.  With
+    `client`, rows of this one alone.
 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
     """
-    return read_named_inputs(path, shape, columns, client)[0]
+    return read_named_inputs(path, shape, columns, client, client_column)[0]
 
 
 def read_named_inputs(
-    path: Path, shape: tuple[int, ...] = (), columns: Sequence[str] = (), client: str = ""
+    path: Path,
+    shape: tuple[int, ...] = (),
+    columns: Sequence[str] = (),
+    client: str = "",
+    client_column: str = _CLIENT,
 ) -> tuple[Tensor, list[str]]:
     """The same, and for images the names of their files, as they are in the folder or tar file."""
     if path.is_dir():
@@ -150,24 +158,24 @@ def read_named_inputs(
     if path.is_file() and is_tar(path):
         x, names = read_tar_images(path, ImageReader())
         return with_channels(x, shape), names
-    return _read_numbers(path, shape, columns, client), []
+    return _read_numbers(path, shape, columns, client, client_column), []
 
 
-def clients_named_in(path: Path) -> list[str]:
-    """Those that a CSV has rows of, by its column `client`; none if it has no such column."""
+def clients_named_in(path: Path, column: str = _CLIENT) -> list[str]:
+    """Those that a CSV has rows of, by a column; none if it has no such column."""
     if not (path.is_file() and is_csv(path)):
         return []
-    table = read_arrow(path, (_CLIENT,))
-    return table[_CLIENT].unique().to_pylist() if _CLIENT in table.column_names else []
+    table = read_arrow(path, (column,))
+    return table[column].unique().to_pylist() if column in table.column_names else []
 
 
 def _read_numbers(
-    path: Path, shape: tuple[int, ...], columns: Sequence[str], client: str
+    path: Path, shape: tuple[int, ...], columns: Sequence[str], client: str, client_column: str
 ) -> Tensor:
     if path.is_file() and is_csv(path):
-        rows = read_arrow(path, (_CLIENT,) if client else ())
+        rows = read_arrow(path, (client_column,) if client else ())
         if client:
-            rows = rows.filter([name == client for name in rows[_CLIENT].to_pylist()])
+            rows = rows.filter([name == client for name in rows[client_column].to_pylist()])
         table = ClientTable(rows, path, ImageReader())
         there: Sequence[str] = table.table.column_names
         if missing := [name for name in columns if name not in there]:
@@ -177,7 +185,7 @@ def _read_numbers(
             )
         columns = columns or there
         if columns is there and shape and len(there) > prod(shape):  # with labels or traits
-            columns, _ = table.input_names(("x",), (_CLIENT, "label"))
+            columns, _ = table.input_names(("x",), (client_column, "label"))
         return table.inputs(columns, shape if len(columns) == prod(shape) else None)
     if not path.exists():
         raise DataError(

@@ -45,8 +45,7 @@ def refuse_used(
         same_source = aside and group in ("train", "validation")  # test images are others
         images = {i for row in members for i in row.get("images", ())} if same_source else set()
         for client in clients:
-            digest = client.digest(), client.unlabeled().digest()
-            if not digests.isdisjoint(digest) or not images.isdisjoint(client.images):
+            if client.is_among(digests) or not images.isdisjoint(client.images):
                 raise CertificateError(
                     f"client '{client.name}' was used as a {group} client, so that its error says "
                     "nothing about new clients: certify with clients that nothing has used, by "

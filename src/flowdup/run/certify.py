@@ -89,7 +89,7 @@ def certify_run(
     data, new = f"{len(aside)} clients set aside", measured["test"]
     makers: dict[str, list[Callable[[], Iterator[Row]]]] = {
         "held-out-clients": [lambda: iter([held_out_row(own, new, data, delta)])],
-        "client-quantile": [lambda: iter([quantile_row(own, new, data, delta, share)])],
+        "client-quantile": [lambda: iter([quantile_row(own, test, data, delta, share)])],
         "prediction-sets": [lambda: set_rows(own, test, validation, data, delta, coverage)],
         "pac-bayes": [
             lambda: iter(()) if config.start else training_rows(run),  # it has seen labels

@@ -42,7 +42,7 @@ class Row:
     they have, with labels that nothing else has used.  It is the deployed psi's, also where a
     sampled predictor is bounded (whose own error is `empirical_risk`); where another psi is bounded
     that is not sampled, the prior's or a quantised one, it is that psi's.  For prediction sets it
-    is the share of points that their sets miss, for a quantile the mean error.
+    is the share of points that their sets miss, for a quantile the same quantile of their errors.
     """
 
     route: str
@@ -112,10 +112,8 @@ def held_out_row(own: Answers, measured: float | None, data: str, delta: float) 
     )
 
 
-def quantile_row(
-    own: Answers, measured: float | None, data: str, delta: float, share: float
-) -> Row:
-    """The error that a share of clients does not exceed; `measured` is the mean error."""
+def quantile_row(own: Answers, test: Answers | None, data: str, delta: float, share: float) -> Row:
+    """The error that a share of clients does not exceed."""
     errors = own.errors
     found = error_of_share(errors, share, delta)
     sentence = (
@@ -124,8 +122,14 @@ def quantile_row(
     )
     curve = [point._asdict() for point in share_curve(errors, delta)]
     terms = {"clients": len(errors), "share": share, "sentence": sentence, "curve": curve}
-    risk = float(np.mean(errors))
+    risk = _least_of_share(errors, share)
+    measured = None if test is None else _least_of_share(test.errors, share)
     return Row("client-quantile", data, found, delta, NEW_CLIENT, risk, measured, terms)
+
+
+def _least_of_share(errors: Sequence[float], share: float) -> float:
+    """The least error that a share of these clients does not exceed."""
+    return float(np.quantile(errors, share, method="inverted_cdf"))
 
 
 def set_rows(

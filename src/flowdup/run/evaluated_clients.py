@@ -1,6 +1,7 @@
 """Which clients are evaluated: a group of a run's own, or others that its models can read."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from flowdup.data import ClientData, InputSpec, LazyClients, Population, load_po
 from flowdup.data.given_clients import GROUPS, fit_clients, read_given_clients, with_columns
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
+from flowdup.run.folder import RunFolder
 
 _MOST_LAZY = 10_000  # clients that are made for an evaluation
 
@@ -83,3 +85,15 @@ class ChosenClients:
         if not any(client.labeled for client in clients):
             raise DataError(f"{where} has no labels to compare with: store some, {remedy}")
         return clients
+
+
+def count_trained_on(clients: Sequence[ClientData], folder: RunFolder) -> int | None:
+    """How many of them a run was trained on, by their data; None if nobody can say: its list of
+    clients is gone or damaged, or training clients were made on demand.
+    """
+    try:
+        rows = json.loads(folder.clients.read_bytes())["train"]
+        digests = None if isinstance(rows, Mapping) else {row["sha256"] for row in rows}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return None if digests is None else sum(client.is_among(digests) for client in clients)

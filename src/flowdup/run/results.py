@@ -29,7 +29,7 @@ from flowdup.personalize import load, load_model, psi_digest
 from flowdup.provenance import provenance
 from flowdup.random import Stream
 from flowdup.report import embedding_figure, page
-from flowdup.run.evaluated_clients import ChosenClients
+from flowdup.run.evaluated_clients import ChosenClients, count_trained_on
 from flowdup.run.folder import RunFolder
 from flowdup.run.origin import check_clients, listing_of, stored_config
 from flowdup.run.simulation import Simulation
@@ -51,7 +51,7 @@ def evaluate_run(
 
     Other clients are scored with `group` (train, validation or test), `source` (a folder, table or
     file of clients, of which `group` may choose) or `settings` (texts `data.KEY=VALUE`); of these
-    nothing is written.
+    nothing is written, and `trained_on` says how many of them the run was trained on.
 
     `metrics` is a table by reading and by metric (`evaluation.Summary`), `percentiles` has those
     over clients, `confusion` by reading the points of class i that are taken for class j, and every
@@ -90,6 +90,8 @@ def evaluate_run(
         "cost": asdict(simulation.cost(state)),
         **provenance(simulation.device),
     }
+    if not chosen.are_own:
+        result["trained_on"] = count_trained_on(clients, folder)
     if support:
         with simulation.cores():
             rows = evaluate_by_support(simulation.engine, state.deployed, clients, stream, support)
