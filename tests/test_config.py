@@ -300,8 +300,43 @@ def test_a_change_of_no_stage_is_refused(tmp_path: Path, text: str, told: str) -
     (tmp_path / "base.toml").write_text(STAGED)
     with pytest.raises(ConfigError, match=told):
         load_config(str(tmp_path / "base.toml"), [text])
-    with pytest.raises(ConfigError, match="none comes before the last"):
-        load_config("digits", ["before=[]", "before.1.server.rounds=1"])
+
+
+@pytest.mark.parametrize("texts", [[], ["before=[]"]])
+def test_a_run_of_one_stage_has_none_to_change(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"'before\.1': none comes before"):
+        load_config("digits", ["before.1.server.rounds=1", *texts])
+
+
+def test_a_stage_that_is_changed_before_it_is_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stages.toml").write_text(STAGED)
+    (tmp_path / "changes.toml").write_text("[before.1.server]\nrounds = 4\n")
+    for base, works in ((["stages", "changes"], True), (["changes", "stages"], False)):
+        own = tmp_path / "own.toml"
+        own.write_text(f"base = {[f'{name}.toml' for name in base]}\n")
+        if works:
+            assert load_config(str(own)).stages[0].server.rounds == 4
+        else:
+            with pytest.raises(ConfigError, match=r"'before.1' changes a stage before it is there"):
+                load_config(str(own))
+
+
+def test_stages_are_read_before_what_changes_them_in_whatever_order_they_are_given() -> None:
+    texts = ["before.1.method.name=fedprox", "before=[{server={rounds=2}}]", "before.1.method.mu=3"]
+    for order in itertools.permutations(texts):
+        first, last = load_config("digits", order).stages
+        assert (first.method.name, first.method.settings.mu, first.server.rounds) == (
+            "fedprox",
+            3,
+            2,
+        )
+        assert last.method.name == "flowdup"
+
+
+def test_a_stage_that_is_told_the_method_it_has_keeps_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(STAGED)
+    config = load_config(str(tmp_path / "base.toml"), ["before.2.method.name=flowdup"])
+    assert config.stages[1].method.settings.regularization == 0.1
 
 
 def test_a_methods_name_is_read_before_its_settings_in_whatever_order_they_are_given() -> None:

@@ -1,7 +1,7 @@
 """The settings of a run: one tree of frozen dataclasses, read from a preset or a TOML file."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -91,6 +91,8 @@ def read_config(table: Table) -> Config:
     last = {key: value for key, value in as_table(table, "").items() if key != "before"}
     config: Config = read_settings(Config, last)
     before = table.get("before", [])
+    if isinstance(before, Mapping) and before:
+        raise _no_stage(next(iter(before)), ())
     if not isinstance(before, list):
         raise ConfigError("'before' must be a list of tables, [[before]] each: the stages before")
     stages = (_read_stage(last, stage, number) for number, stage in enumerate(before, 1))
@@ -192,29 +194,52 @@ def merge(base: Table, over: Table) -> dict[str, Any]:
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             other_method = key == "method" and value.get("name", old.get("name")) != old.get("name")
             merged[key] = dict(value) if other_method else merge(old, value)
-        elif key == "before" and isinstance(old, list) and isinstance(value, Mapping):
-            merged[key] = _with_changes(old, value)
+        elif key == "before" and isinstance(value, Mapping) and isinstance(old, list):
+            merged[key] = _with_changes(old, value, _method_name(over) or _method_name(base))
+        elif key == "before" and isinstance(value, list) and isinstance(old, Mapping) and old:
+            raise ConfigError(
+                f"'before.{shorten(next(iter(old)))}' changes a stage before it is there: name "
+                "what has the stages first, and what changes them after it"
+            )
         else:
             merged[key] = value
     return merged
 
 
-def _with_changes(stages: list[Any], changes: Table) -> list[Any]:
-    """Stages with changes on top, by the number that messages give a stage, too."""
+def _with_changes(stages: list[Any], changes: Table, method: str | None) -> list[Any]:
+    """Stages with changes on top, by the number that messages give a stage, too; one that names no
+    method has the last stage's.
+    """
     numbered = {str(number): stage for number, stage in enumerate(stages, 1)}
     for number, change in changes.items():
         if number not in numbered:
-            there = ", ".join(f"before.{n}" for n in numbered)
-            use = f"use {there}" if there else "none comes before the last"
-            raise ConfigError(f"there is no stage 'before.{shorten(number)}': {use}")
-        where = f"before.{number}"
-        numbered[number] = merge(as_table(numbered[number], where), as_table(change, where))
+            raise _no_stage(number, numbered)
+        old, new = (as_table(t, f"before.{number}") for t in (numbered[number], change))
+        if method and _method_name(new):
+            old = merge({"method": {"name": method}}, old)
+        numbered[number] = merge(old, new)
     return list(numbered.values())
 
 
+def _method_name(table: Table) -> str | None:
+    method = table.get("method")
+    return method.get("name") if isinstance(method, Mapping) else None
+
+
+def _no_stage(number: str, known: Collection[str]) -> ConfigError:
+    there = ", ".join(f"before.{n}" for n in known)
+    use = f"use {there}" if there else "none comes before the last"
+    return ConfigError(f"there is no stage 'before.{shorten(number)}': {use}")
+
+
 def override(table: Table, *texts: str) -> dict[str, Any]:
-    """A table with `key=value` texts on top, a method's name before its settings."""
-    for text in sorted(texts, key=lambda text: "method.name" not in text.partition("=")[0]):
+    """A table with `key=value` texts on top: stages first, a method's name before its settings."""
+
+    def turn(text: str) -> int:
+        key = text.partition("=")[0].strip()
+        return 0 if key == "before" else 1 if f".{key}".endswith(".method.name") else 2
+
+    for text in sorted(texts, key=turn):
         table = merge(table, _read_change(text))
     return dict(table)
 

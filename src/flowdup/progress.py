@@ -33,14 +33,15 @@ _SECONDS = 10.0  # between two lines in a file or a pipe
 
 
 class _Bars:
-    """Bars on stderr, where that is a terminal: nothing is drawn into a file or a pipe."""
+    """Bars on stderr where that is a terminal; in a file or a pipe, lines."""
 
     def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
         self.console = Console(stderr=True)
-        self.quiet = quiet or not self.console.is_terminal or not is_main_process()
-        self.silent = quiet or self.console.is_terminal or not is_main_process()
-        self.spoke = time.monotonic()
-        self.progress = Progress(*columns, console=self.console, disable=self.quiet)
+        speaks = not quiet and is_main_process()
+        self.writes_lines = speaks and not self.console.is_terminal
+        self.wrote = time.monotonic()
+        disable = not (speaks and self.console.is_terminal)
+        self.progress = Progress(*columns, console=self.console, disable=disable)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -54,11 +55,11 @@ class _Bars:
     ) -> None:
         self.progress.stop()
 
-    def say(self, line: str) -> None:
-        """Write a line where there are no bars, if there was none for a while."""
-        if not self.silent and time.monotonic() >= self.spoke + _SECONDS:
+    def write(self, line: str) -> None:
+        """A line where there are no bars, if there was none for a while."""
+        if self.writes_lines and time.monotonic() >= self.wrote + _SECONDS:
             self.console.print(line, soft_wrap=True, highlight=False, markup=False)
-            self.spoke = time.monotonic()
+            self.wrote = time.monotonic()
 
 
 class Preparing:
@@ -176,10 +177,9 @@ class Rounds(_Bars):
             fields["speed"] = f"{(metrics['round'] - self.start[0]) / elapsed:.1f}"
         self.progress.update(self.task, completed=metrics["round"], **fields)
         known = self.progress.tasks[0].fields
-        self.say(
-            f"round {metrics['round']} of {self.rounds}: loss {known['loss']}, validation "
-            f"{known['accuracy']}, {known['speed']} rounds/s"
-        )
+        line = f"round {metrics['round']} of {self.rounds}: loss {known['loss']}, "
+        line += f"validation {known['accuracy']}, {known['speed']} rounds/s"
+        self.write(", ".join([line, *guards]))
         if begins:
             self.preparing.stop()
             self.progress.start()
@@ -211,10 +211,10 @@ class Jobs(_Bars):
     def done(self) -> None:
         """One run more is at its end."""
         self.progress.advance(self.total)
-        self.say(f"{self.progress.tasks[0].completed:.0f} of {len(self.jobs)} runs are done")
 
     def _watch(self) -> None:
         while not self.stop.wait(0.5):
+            done = 0  # rounds
             for job in self.jobs:
                 lines, rounds = job.run.count_rounds(), job.config.rounds
                 title = f"{job.label or job.variant}, seed {job.config.seed}"
@@ -224,6 +224,9 @@ class Jobs(_Bars):
                 if title in self.tasks:
                     shown = lines < rounds
                     self.progress.update(self.tasks[title], completed=lines, visible=shown)
+                done += lines
+            runs, rounds = self.progress.tasks[0], sum(job.config.rounds for job in self.jobs)
+            self.write(f"{runs.completed:.0f} of {runs.total:.0f} runs, {done} of {rounds} rounds")
 
 
 class Downloads(_Bars):

@@ -113,8 +113,10 @@ def test_clients_that_took_part_in_training_are_told(home: Path, tmp_path: Path)
     assert "beware: they took part in training" in told
     assert "beware" not in flowdup("evaluate", run, "--input", clients / "test").out
     shutil.copytree(run, tmp_path / "listless")
-    (tmp_path / "listless" / "clients.json").unlink()
-    assert good(tmp_path / "listless", "--input", clients)["trained_on"] is None
+    listing = tmp_path / "listless" / "clients.json"
+    for change in (lambda: listing.write_text("[" * 10_000), listing.unlink):
+        change()
+        assert good(tmp_path / "listless", "--input", clients)["trained_on"] is None
 
 
 def test_other_clients_of_a_folder_get_the_numbers_of_the_runs_own(home: Path) -> None:

@@ -51,6 +51,7 @@ def test_an_error_comes_before_any_bar(tmp_path: Path) -> None:
 def test_what_is_no_terminal_is_told_now_and_then_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", float("inf"))
     ended = flowdup("train", *SMALL, "--out", tmp_path / "soon done")
     assert (ended.code, ended.error) == (0, "") and "rounds/s" not in ended.out
     monkeypatch.setattr(progress, "_SECONDS", 0.0)

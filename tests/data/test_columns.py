@@ -139,8 +139,8 @@ def test_one_client_of_a_table_is_read_by_its_name(home: Path, tmp_path: Path) -
     own.write_text("\n".join([head, *(row for row in rows if row.startswith("u3,"))]))
     models = [tmp_path / f"{number}.safetensors" for number in range(3)]
     choices = ((table, "--client", "u3"), (own,), (table,))
-    ended = [
-        flowdup("personalize", home / "run", "--json", "--out", model, "--input", *choice)
+    ended = [  # from the folder that is deployed, without settings
+        flowdup("personalize", home / "run/best", "--json", "--out", model, "--input", *choice)
         for model, choice in zip(models, choices, strict=True)
     ]
     assert [json.loads(e.out)["points"] for e in ended] == [12, 12, 96]
@@ -148,6 +148,12 @@ def test_one_client_of_a_table_is_read_by_its_name(home: Path, tmp_path: Path) -
     nobody = (table, "--client", "nobody", "--out", tmp_path / "no.safetensors")
     refused = flowdup("personalize", home / "run", "--input", *nobody)
     assert refused.code and "no row whose column 'user' is 'nobody'" in refused.error
+    first = next(number for number, row in enumerate(rows) if row.startswith("u3,"))
+    gap = tmp_path / "gap.csv"
+    gap.write_text("\n".join([head, *rows[: first + 2], "u3" + "," * head.count(","), *rows]))
+    words = (gap, "--client", "u3", "--out", tmp_path / "no.safetensors")
+    refused = flowdup("personalize", home / "run", "--input", *words)
+    assert "gap.csv, rows of client 'u3', has nulls, the first in row 2 (co" in refused.error
 
 
 def test_a_model_is_not_written_over_the_data_that_it_is_made_of(

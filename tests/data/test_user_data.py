@@ -249,8 +249,8 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path):
     [
         ({"picture": [[1], [1, 2], [1], [1], [1]]}, "lists of several lengths"),
         ({"picture": [[[1], [1, 2]]] * 5}, "lists of several lengths"),
-        ({"picture": [[1], None, [1], [1], [1]]}, "has nulls, the first in row 1: fill"),
-        ({"picture": [[1], [None], [1], [1], [1]]}, "has nulls in its lists"),
+        ({"picture": [[1], None, [1], [1], [1]]}, "has nulls, the first in row 1 (coun"),
+        ({"picture": [[1], [None], [1], [1], [1]]}, "has nulls in lists"),
         ({"picture": ["a", "b", "c", "d", "e"]}, "inputs of type string"),
         ({"picture": [[{"bytes": b"png"}]] * 5}, "inputs of type struct"),
         ({"who": ["bo", None, "bo", "al", "cy"]}, "give every row a client"),

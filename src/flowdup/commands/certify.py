@@ -82,18 +82,17 @@ def _table(rows: list[dict[str, Any]], delta: float) -> Table:
 
 
 def _above(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Which bounds do not hold where they were checked, and why that may be."""
-    found = [
-        row["route"]
-        for row in rows
-        if None not in (row["bound"], row["measured_error_unlabeled"])
-        and row["measured_error_unlabeled"] > row["bound"]
-    ]
-    if found:
-        yield (
-            f"measured above the bound: {', '.join(found)}; by chance, which the confidence "
-            "allows, or because the clients it was measured at break what the bound assumes (below)"
-        )
+    """Which bounds on clients' errors lie below what was measured, and why that may be; the sets of
+    classes hold on average alone, so that what they miss lies above as often as below.
+    """
+    for row in rows:
+        bound, measured = row["bound"], row["measured_error_unlabeled"]
+        of_sets = row["route"].startswith("prediction-sets")
+        if bound is not None and measured is not None and measured > bound and not of_sets:
+            yield (
+                f"{row['route']}: measured above its bound, by chance (of the bound, or of few "
+                "clients to measure at) or because these clients break what it assumes (below)"
+            )
 
 
 def _sentences(rows: list[dict[str, Any]]) -> Iterator[str]:

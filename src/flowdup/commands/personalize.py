@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from flowdup.checkpoint import checkpoint_in, read_origin
 from flowdup.commands.options import Inputs, Json
 from flowdup.data import DataConfig
 from flowdup.data.user_data import clients_named_in, read_inputs
@@ -17,7 +18,6 @@ from flowdup.errors import ConfigError, ForeignClientError, shorten
 from flowdup.export import FORMATS, export_model
 from flowdup.familiarity import Verdict
 from flowdup.personalize import Federation, load
-from flowdup.run import RunFolder
 
 CHOICES = ("warn", "global", "refuse")  # of what a foreign client gets
 
@@ -86,10 +86,11 @@ def personalize(
 
 
 def _client_column(folder: Path) -> str:
-    """The column that named clients in training; the usual one where settings are not at hand."""
-    run = RunFolder(folder)
-    data = run.read_config().data if run.config.is_file() else DataConfig()
-    return data.client_column
+    """The column that named clients in training; the usual one where nobody trained by a table."""
+    origin = read_origin(checkpoint_in(folder))
+    data = origin.config.get("data") if origin else None
+    column = data.get("client_column") if isinstance(data, dict) else None
+    return column if isinstance(column, str) else DataConfig().client_column
 
 
 def _check_client(source: Path, client: str, column: str) -> None:

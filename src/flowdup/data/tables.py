@@ -34,6 +34,7 @@ class ClientTable:
     table: Any
     path: Path
     images: ImageReader
+    client: str = ""  # of whom alone it has rows
 
     def clients(
         self,
@@ -200,7 +201,7 @@ class ClientTable:
             piece = piece.flatten()
         if piece.null_count:
             first = self.column(name).is_null().index(True).as_py()  # -1: inside of lists
-            where = f", the first in row {first}" if first >= 0 else " in its lists"
+            where = f", the first in row {first} (counted from 0)" if first >= 0 else " in lists"
             raise self.error(name, f"has nulls{where}", "fill them in or drop these rows")
         if _kind(piece.type) not in _NUMBERS:
             raise self.error(name, f"has inputs of type {piece.type}", "store them as numbers")
@@ -223,7 +224,8 @@ class ClientTable:
 
     def error(self, column: str, what: str, remedy: str) -> DataError:
         """The error that something is wrong with a column."""
-        return DataError(f"column '{shorten(column)}' of {self.path} {what}: {remedy}")
+        whose = f", rows of client '{shorten(self.client)}'," if self.client else ""
+        return DataError(f"column '{shorten(column)}' of {self.path}{whose} {what}: {remedy}")
 
 
 def _largest(column: Any) -> int:

@@ -176,7 +176,7 @@ def _read_numbers(
         rows = read_arrow(path, (client_column,) if client else ())
         if client:
             rows = rows.filter([name == client for name in rows[client_column].to_pylist()])
-        table = ClientTable(rows, path, ImageReader())
+        table = ClientTable(rows, path, ImageReader(), client)
         there: Sequence[str] = table.table.column_names
         if missing := [name for name in columns if name not in there]:
             raise DataError(

@@ -1,6 +1,5 @@
 """Which clients are evaluated: a group of a run's own, or others that its models can read."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from flowdup.data.given_clients import GROUPS, fit_clients, read_given_clients, 
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 from flowdup.run.folder import RunFolder
+from flowdup.run.origin import stored_listing
 
 _MOST_LAZY = 10_000  # clients that are made for an evaluation
 
@@ -88,12 +88,12 @@ class ChosenClients:
 
 
 def count_trained_on(clients: Sequence[ClientData], folder: RunFolder) -> int | None:
-    """How many of them a run was trained on, by their data; None if nobody can say: its list of
-    clients is gone or damaged, or training clients were made on demand.
+    """How many of them a run was trained on: those with the same points, and the same labels or
+    none.  None if nobody can say: the list of its clients is not as it was, or they were made on
+    demand.
     """
-    try:
-        rows = json.loads(folder.clients.read_bytes())["train"]
-        digests = None if isinstance(rows, Mapping) else {row["sha256"] for row in rows}
-    except (OSError, ValueError, TypeError, KeyError):
+    rows = stored_listing(folder).get("train", {})
+    if isinstance(rows, Mapping):
         return None
-    return None if digests is None else sum(client.is_among(digests) for client in clients)
+    digests = {row["sha256"] for row in rows}
+    return sum(client.is_among(digests) for client in clients)

@@ -98,17 +98,24 @@ def _free_settings(config: Config) -> tuple[str, ...]:
 
 def check_clients(folder: RunFolder, listing: bytes) -> None:
     """Refuse clients other than those that the run was started with."""
-    sealed = _origin(folder).clients_sha256
-    if hashlib.sha256(listing).hexdigest() == sealed:
+    if hashlib.sha256(listing).hexdigest() == _origin(folder).clients_sha256:
         return
-    stored = folder.clients.read_bytes() if folder.clients.is_file() else b""
     difference = f"and {folder.clients} is not as it was, so nobody can say which differ"
-    if hashlib.sha256(stored).hexdigest() == sealed:
-        difference = next(_differences(json.loads(stored), json.loads(listing)))
+    if stored := stored_listing(folder):
+        difference = next(_differences(stored, json.loads(listing)))
     raise DataError(
         f"the clients are not those with which the run was started, {difference}: restore their "
         "data or choose another folder"
     )
+
+
+def stored_listing(folder: RunFolder) -> dict[str, Any]:
+    """Who takes part, by group; empty if the list is not the one that the run was started with."""
+    stored = folder.clients.read_bytes() if folder.clients.is_file() else b""
+    if hashlib.sha256(stored).hexdigest() != _origin(folder).clients_sha256:
+        return {}
+    listing: dict[str, Any] = json.loads(stored)
+    return listing
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

@@ -51,7 +51,8 @@ def evaluate_run(
 
     Other clients are scored with `group` (train, validation or test), `source` (a folder, table or
     file of clients, of which `group` may choose) or `settings` (texts `data.KEY=VALUE`); of these
-    nothing is written, and `trained_on` says how many of them the run was trained on.
+    nothing is written.  `trained_on` says how many of those by `source` or `settings` the run was
+    trained on, or None.
 
     `metrics` is a table by reading and by metric (`evaluation.Summary`), `percentiles` has those
     over clients, `confusion` by reading the points of class i that are taken for class j, and every
