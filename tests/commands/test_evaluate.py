@@ -114,7 +114,12 @@ def test_clients_that_took_part_in_training_are_told(home: Path, tmp_path: Path)
     assert "beware" not in flowdup("evaluate", run, "--input", clients / "test").out
     shutil.copytree(run, tmp_path / "listless")
     listing = tmp_path / "listless" / "clients.json"
-    for change in (lambda: listing.write_text("[" * 10_000), listing.unlink):
+    checkpoint = listing.with_name("checkpoint")
+    for change in (
+        lambda: listing.write_text("[" * 10_000),
+        listing.unlink,
+        lambda: shutil.rmtree(checkpoint),  # the best round's alone is left
+    ):
         change()
         assert good(tmp_path / "listless", "--input", clients)["trained_on"] is None
 

@@ -92,7 +92,7 @@ def count_trained_on(clients: Sequence[ClientData], folder: RunFolder) -> int | 
     none.  None if nobody can say: the list of its clients is not as it was, or they were made on
     demand.
     """
-    rows = stored_listing(folder).get("train", {})
+    rows = stored_listing(folder).get("train", {}) if folder.started else {}
     if isinstance(rows, Mapping):
         return None
     digests = {row["sha256"] for row in rows}
