@@ -54,6 +54,24 @@ def test_a_row_has_accuracy_beside_its_worst_decile_and_the_mean_of_other_metric
     assert told["held_out_macro_f1"]["mean"] == row["held_out_macro_f1"]
 
 
+def test_stages_are_changed_where_they_are(tmp_path: Path) -> None:
+    study, stage = tmp_path / "study.toml", "[{server = {rounds = 1}}]"
+    given = ["before.1.server.rounds=4"]
+
+    def rounds(text: str, overrides: list[str]) -> list[int]:
+        study.write_text(text)
+        found = read_comparison(str(study), tmp_path / "runs", overrides)
+        return [job.config.stages[0].server.rounds for job in found]
+
+    assert rounds(f"before = {stage}\n{STUDY}", given) == [4]
+    grid = "[compare.variants.one.grid]\n'before.1.server.rounds' = [1, 3]\n"
+    assert rounds(f"{STUDY}before = {stage}\n{grid}", []) == [1, 3]
+    with pytest.raises(ConfigError, match="--set cannot change the stages of variants"):
+        rounds(f"{STUDY}before = {stage}\n", given)
+    with pytest.raises(ConfigError, match="none comes before the last"):
+        rounds(STUDY, given)
+
+
 def test_rows_of_old_and_new_results_can_be_read_by_their_common_names(
     done: tuple[list[Job], Path],
 ) -> None:

@@ -56,6 +56,12 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
         )
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"'{name}' names a seed twice in {seeds}: name each once")
+    own_stages = any("before" in as_table(change, name) for name, change in variants.items())
+    if own_stages and any(text.startswith("before.") for text in overrides or []):
+        raise ConfigError(
+            "--set cannot change the stages of variants: change them where the variant has them, "
+            "or by its 'grid'"
+        )
     table = override(table, *overrides or [])
     _check_metric_names()
     changes = [v for name, change in variants.items() for v in _expand(name, change)]
