@@ -78,8 +78,8 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     assert "inputs: float32 [2], the columns a, b\n" in told
     (tmp_path / "parts").mkdir()
     pq.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "parts" / "0.parquet")
-    columns = tmp_path / "parts.toml"
-    assert "has no column 'x'" in flowdup("init", tmp_path / "parts", "--out", columns).error
+    ended = flowdup("init", tmp_path / "parts", "--out", tmp_path / "parts.toml")
+    assert "has no column 'x'" in ended.error
     assert load_config(str(tmp_path / "table.toml")).data.source == "table"
     for group, clients in (("train", 3), ("validation", 1)):
         for number in range(clients):

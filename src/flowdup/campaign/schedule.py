@@ -136,8 +136,8 @@ def run_campaign(
     Run folders are in `work`, under their identity.  With `seconds`, a run is begun only if the
     longest so far of the same model, data and method would end in time (one that is trained, and
     waits for its test clients, is begun anyhow); at the end of it what is in hand is saved and
-    stopped.  A run that diverges is an outcome.  One that fails otherwise is
-    left out, and its error raised in the end; after as many as there are processes all stops.
+    stopped.  A run that diverges is an outcome.  One that fails otherwise is left out, and its
+    error raised in the end; after as many as there are processes all stops.
     """
     end = time.monotonic() + (seconds or float("inf"))
     longest: dict[tuple[str, ...], float] = {}
