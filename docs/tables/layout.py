@@ -48,10 +48,10 @@ def spread(values: Sequence[float]) -> str:
 
 
 def bold(texts: Sequence[str], values: Sequence[float | None], best: Any) -> list[str]:
-    """The best one in bold, `best` being min or max."""
+    """The best of several in bold, `best` being min or max."""
     there = [value for value in values if value is not None]
     return [
-        f"**{text}**" if there and value == best(there) else text
+        f"**{text}**" if len(there) > 1 and value == best(there) else text
         for text, value in zip(texts, values, strict=True)
     ]
 
