@@ -28,7 +28,8 @@ class RunConfig:
     checkpoint_every: int = 50  # rounds between checkpoints
     keep: str = "best"  # the round of a stage that counts: best on validation clients, or last
     patience: int = 0  # evaluations without a better one after which a stage ends; 0: never.
-    # A stage that begins from a model is evaluated before its first round, too
+    # They count after server.warm_up; a stage that begins from a model is also evaluated before
+    # its first round
     false_alarms: float = 0.05  # share of clients like those of training that are called foreign,
     # for which limits are stored when a run ends; 0: none are
     log: tuple[str, ...] = ()  # where metrics go beside metrics.jsonl: tensorboard

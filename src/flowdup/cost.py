@@ -1,6 +1,8 @@
 """What a method asks of one client: numbers learned, bytes sent, operations done."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
@@ -12,6 +14,8 @@ from flowdup.messages import Task
 from flowdup.methods import Batch, Method, Params
 from flowdup.random import Stream
 
+_PER_ROUND = ("bytes_down", "bytes_up", "train_flops")
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -19,12 +23,22 @@ class Cost:
 
     points: int  # of the client that is counted for
     parameters: int  # trained, by all clients together
-    bytes_down: int  # per client and round
-    bytes_up: int
-    train_flops: int  # of one client in one round
+    bytes_down: int  # per client and round, of several stages the mean
+    bytes_up: int  # likewise
+    train_flops: int  # likewise
     personalize_flops: int  # from unlabeled data to the weights of a client's own model
     predict_flops: int  # of that model, per input
     bytes_once: int = 0  # down, before the first round: what a stage begins from
+
+
+def mean_of_stages(costs: Sequence[Cost], rounds: Sequence[int]) -> Cost:
+    """What the last of several stages costs, and per round the mean over the rounds of all."""
+
+    def mean(key: str) -> int:
+        each = [getattr(cost, key) for cost in costs]
+        return round(fmean(each, rounds))
+
+    return replace(costs[-1], **{key: mean(key) for key in _PER_ROUND})
 
 
 def measure(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -86,6 +87,22 @@ def try_lock(descriptor: int) -> bool:
             return False
         raise
     return True
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Have a folder, made if need be, to oneself: others that ask for the same wait.
+
+    Where folders cannot be locked, on some network filesystems, nobody waits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which frees it
 
 
 def sync_file(path: Path) -> None:

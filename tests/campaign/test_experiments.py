@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,30 @@ def test_a_record_that_another_process_saved_meanwhile_is_kept(tmp_path: Path) -
     assert len(Records.read(path).by_digest) == 2
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", '{"settings": {}}', '{"settings": 3}', "nothing"])
+def _save_often(path: Path, first: int) -> None:
+    config = load_config("digits")
+    for seed in range(first, first + 30):
+        Records(path, [record(replace(config, seed=seed), 60.0)]).save()
+
+
+def test_processes_that_save_at_the_same_time_lose_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "runs.jsonl"
+    spawn = get_context("spawn")
+    others = [spawn.Process(target=_save_often, args=(path, 100 * n)) for n in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert len(Records.read(path).by_digest) == 90
+    assert [file.name for file in path.parent.iterdir()] == ["runs.jsonl"]
+
+
+WRONG_TEST = '{"settings": {}, "validation": 1.0, "test": {"held_out": 3}}'
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", '{"settings": {}}', '{"settings": 3}', "nothing", WRONG_TEST]
+)
 def test_a_damaged_file_of_records_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
     with pytest.raises(CheckpointError, match=r"line 1 of .*runs\.jsonl is no record of a run"):

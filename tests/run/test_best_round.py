@@ -137,6 +137,13 @@ def test_a_run_ends_when_it_got_no_better_for_long_enough_and_stays_ended(tmp_pa
     assert [row["round"] for row in more] == list(range(len(rows) + 1, 7))
 
 
+def test_patience_begins_when_the_rate_has_risen(tmp_path: Path) -> None:
+    server = {"rounds": 16, "cohort": 3, "warm_up": 8, "optimizer": {"name": "sgd", "lr": 1.0}}
+    rows = train(shaky(server=server, run={"evaluate_every": 1, "patience": 1}), tmp_path)
+    first, second, *_ = (row["validation_accuracy"] for row in rows)
+    assert second < first and len(rows) == 9
+
+
 def test_a_run_has_reached_its_best_round_before_that_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

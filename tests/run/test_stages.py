@@ -129,6 +129,21 @@ def test_what_a_stage_begins_from_is_sent_once(run: RunFolder, tmp_path: Path) -
     assert evaluate_run(tmp_path / "alone", population())["cost"]["bytes_once"] == 0
 
 
+def test_what_is_sent_in_a_round_is_the_mean_over_all_stages(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    alone = [staged(before=[]), shaky(1)]  # the last stage, and what a stage of FedAvg sends
+    for number, config in enumerate(alone):
+        train(config, tmp_path / str(number))
+    last, first = (evaluate_run(tmp_path / name, population())["cost"] for name in ("0", "1"))
+    found = evaluate_run(run.path, population())["cost"]
+    for key in ("bytes_up", "bytes_down"):
+        assert first[key] != last[key]
+        assert found[key] == round((6 * first[key] + 4 * last[key]) / 10)
+    assert found["parameters"] == last["parameters"]
+    assert found["train_flops"] < last["train_flops"]
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_last_stage_that_makes_it_worse_leaves_what_it_began_from(
     resumed: bool, tmp_path: Path

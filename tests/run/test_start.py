@@ -1,12 +1,14 @@
 """Where a run begins: from another run or a model file, if they fit."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small import SPEC, client, population
 from staged import shaky, train
 
@@ -64,7 +66,7 @@ def test_a_run_that_makes_a_model_worse_keeps_the_model(
     rows = train(config, tmp_path)
     assert rows[0]["start_accuracy"] > max(row["validation_accuracy"] for row in rows)
     assert load(tmp_path).round == (0 if keep == "best" else 4)
-    kept = equal(load(tmp_path).psi, load_start(Path(good), "mlp", SPEC))
+    kept = equal(load(tmp_path).psi, load_start(Path(good), "mlp", SPEC)[0])
     assert kept == (keep == "best")
 
 
@@ -104,8 +106,6 @@ OTHERS = {
     "model": ("cnn-small", SPEC),
     "shape": ("mlp", replace(SPEC, shape=(1, 4, 16))),
     "classes": ("mlp", replace(SPEC, classes=5)),
-    "mean": ("mlp", replace(SPEC, mean=(0.5,))),
-    "std": ("mlp", replace(SPEC, std=(0.5,))),
     "dtype": ("mlp", replace(SPEC, dtype="float32")),
 }
 
@@ -121,6 +121,94 @@ def test_a_run_of_another_model_or_for_other_inputs_is_no_start(
     load(other).personalize(client(30, 5).x).save(file)
     with pytest.raises(ConfigError, match=f"cannot start from .*: its {what} is .* there and"):
         load_start(file, model, inputs)
+
+
+def test_a_table_is_no_start_for_images_whatever_its_columns_are_called(tmp_path: Path) -> None:
+    weights = begins_at(shaky())
+    table = replace(SPEC, columns=tuple(f"column {i}" for i in range(64)))
+    PersonalModel("mlp", table, weights).save(tmp_path / "me.safetensors")
+    with pytest.raises(ConfigError, match=r"me.safetensors: its shape is \(1, 8, 8\) there and"):
+        load_start(tmp_path / "me.safetensors", "mlp", replace(SPEC, shape=(1, 4, 4)))
+
+
+def read_otherwise(mean: float) -> Population:
+    return replace(population(), spec=replace(SPEC, mean=(mean,)))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_inputs_are_read_as_the_start_reads_them(other: Path, tmp_path: Path, later: bool) -> None:
+    """Other clients have another mean and std; the model learned with those of the first."""
+    changes = {"before": [{"server": {"rounds": 2}}]} if later else {}
+    config, people = shaky(4, start=str(other), **changes), read_otherwise(0.9)
+
+    def trained(name: str, people: Population) -> list[Any]:
+        return [row["loss"] for row in train_run(config, tmp_path / name, False, people)]
+
+    assert trained("run", people) == trained("same", population())
+    assert load(tmp_path / "run").spec.inputs == SPEC
+    evaluated = [evaluate_run(tmp_path / "run", people) for people in (people, population())]
+    assert evaluated[0]["metrics"] == evaluated[1]["metrics"]
+
+
+def test_a_run_that_reads_as_its_start_does_goes_on_to_the_same_bits(
+    other: Path, tmp_path: Path
+) -> None:
+    config, people = shaky(5, start=str(other)), read_otherwise(0.9)
+    rows = train_run(config, tmp_path / "run", False, people, stop=after(2))
+    assert len(list(rows)) == 2
+    rest = list(train_run(config, tmp_path / "run", True, people))
+    whole = list(train_run(config, tmp_path / "whole", False, people))
+    assert [row["loss"] for row in rest] == [row["loss"] for row in whole[2:]]
+    assert equal(load(tmp_path / "run").psi, load(tmp_path / "whole").psi)
+
+
+def after(rounds: int) -> Callable[[], bool]:
+    """A `stop` that says so after so many rounds."""
+    asked = iter(range(rounds))
+    return lambda: next(asked, None) is None
+
+
+def test_another_mean_that_is_given_is_no_wish_to_ignore(other: Path, tmp_path: Path) -> None:
+    config = shaky(start=str(other), data={"mean": [0.9], "std": [0.4]})
+    with pytest.raises(ConfigError, match=r"with other data.mean and data.std than its own, \(0.3"):
+        train_run(config, tmp_path / "run", False, read_otherwise(0.9)).send(None)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A file of nothing but weights, as any program may write it."""
+    save_file(begins_at(shaky(seed=8)), tmp_path / "plain.safetensors")
+    return tmp_path / "plain.safetensors"
+
+
+def test_a_run_begins_from_weights_of_anybodys(plain: Path) -> None:
+    people = read_otherwise(0.9)
+    simulation = Simulation(shaky(start=str(plain)), people, stage=0)
+    assert equal(simulation.initial_state().psi, begins_at(shaky(seed=8)))
+    assert simulation.federation.inputs == people.spec
+
+
+def test_weights_with_other_names_or_shapes_are_no_start(plain: Path) -> None:
+    weights = load_file(plain)
+    name = next(iter(weights))
+    wrong = {
+        f"its '{name}' .*the model is 'mlp'.* is \\(3, 3\\) there": weights
+        | {name: torch.ones(3, 3)},
+        "its 'another' .* is .* there and missing here": weights | {"another": torch.ones(2)},
+        f"its '{name}' .* is missing there": {n: w for n, w in weights.items() if n != name},
+        "it holds NaN": {n: w * torch.nan for n, w in weights.items()},
+        "its weights are of type I64": {n: w.long() for n, w in weights.items()},
+    }
+    for sentence, tensors in wrong.items():
+        save_file(tensors, plain)
+        with pytest.raises(FlowdupError, match=sentence):
+            load_start(plain, "mlp", SPEC)
+
+
+def test_a_file_of_another_kind_is_refused_with_what_would_do(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("seed = 1")
+    with pytest.raises(FlowdupError, match=r"cannot read weights in .*mine.toml .*state_dict that"):
+        load_start(tmp_path / "mine.toml", "mlp", SPEC)
 
 
 def test_a_start_that_does_not_fit_leaves_no_folder(other: Path, tmp_path: Path) -> None:
@@ -156,7 +244,9 @@ def test_a_start_that_is_not_there_is_one_sentence(
 def test_a_start_of_a_method_without_a_model_for_everyone_is_one_sentence(tmp_path: Path) -> None:
     pefll = {"name": "pefll", "hypernetwork": {"embedding": 6, "hidden": 4}}
     train(shaky(1, method=pefll, client={"batch_size": 10}), tmp_path / "other")
-    with pytest.raises(Exception, match="learns no model for everyone"):
+    with pytest.raises(
+        ConfigError, match=r"cannot start from .*other: .*learns no model for everyone"
+    ):
         train(shaky(start=str(tmp_path / "other")), tmp_path / "run")
 
 
@@ -165,4 +255,4 @@ def test_a_model_file_of_one_precision_more_is_read(tmp_path: Path) -> None:
     inputs: InputSpec = SPEC
     model = PersonalModel("mlp", inputs, weights).double()
     model.save(tmp_path / "me.safetensors")
-    assert equal(load_start(tmp_path / "me.safetensors", "mlp", inputs), weights)
+    assert equal(load_start(tmp_path / "me.safetensors", "mlp", inputs)[0], weights)

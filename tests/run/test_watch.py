@@ -15,9 +15,11 @@ from small import population
 
 from flowdup import load
 from flowdup.config import Config, read_config
+from flowdup.data import InputSpec
 from flowdup.errors import TrainingWarning
 from flowdup.optimizers import OptimizerConfig
 from flowdup.run import train_run
+from flowdup.run.findings import find_dominating_class, find_overfitting
 from flowdup.run.simulation import Simulation
 from flowdup.run.watch import TrainingWatch
 
@@ -80,6 +82,33 @@ def test_corrected_predictions_are_looked_at_too(tmp_path: Path) -> None:
         pass
     assert simulation.predicted is not None
     assert int(simulation.predicted.sum()) == 5 * 20  # every labeled point once
+
+
+def unlabeled_validation(draw: np.random.Generator, group: str) -> Any:
+    return np.full(20, -1) if group == "validation" else balanced(draw, group)
+
+
+def test_what_needs_validation_clients_is_told_that_none_has_labels(tmp_path: Path) -> None:
+    write_clients(tmp_path / "clients", unlabeled_validation)
+    plain = config(tmp_path / "clients")
+    assert not told(plain, tmp_path / "plain")  # its last round counts, which nobody forbade
+    patient = replace(plain, run=replace(plain.run, patience=3))
+    corrected = config(tmp_path / "clients", FEDAVG | {"correction": "em"})
+    for name, work in (("patient", patient), ("corrected", corrected)):
+        found = told(work, tmp_path / name)
+        assert list(found) == [1] and "no validation client has a label" in found[1][0]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "flowdup"])
+def test_nobody_is_advised_what_a_method_lacks_or_has(name: str) -> None:
+    work = config(None, FLOWDUP if name == "flowdup" else FEDAVG)
+    rows = [{"round": n, "loss": 1.0 / n, "validation_accuracy": 90.0 - n} for n in (1, 2)]
+    (found,) = find_overfitting(rows, work)
+    assert ("method.subspace.k" in found.remedy) == (name == "flowdup")
+    for corrected in (False, True):
+        counts = torch.tensor([9, 1]), torch.tensor([5, 5])
+        (found,) = find_dominating_class(*counts, InputSpec((3,), "float32", 2), corrected)
+        assert ("method.correction" in found.remedy) == (not corrected)
 
 
 def test_embeddings_that_are_alike_are_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from flowdup.campaign.cells import Run
 from flowdup.campaign.identity import deciding_settings, identity
 from flowdup.data import load_population
 from flowdup.errors import CheckpointError, TrainingError
-from flowdup.files import write_atomic
+from flowdup.files import one_at_a_time, write_atomic
 from flowdup.personalize import load
 from flowdup.random import Stream
 from flowdup.run import RunFolder
@@ -63,10 +63,11 @@ class Records:
 
     def save(self) -> None:
         """Write all of them, and what another process has written meanwhile."""
-        self.merge([Records.read(self.path)])
-        rows = sorted(self.by_digest.items())
-        lines = (json.dumps(record, sort_keys=True) + "\n" for _, record in rows)
-        write_atomic(self.path, "".join(lines).encode())
+        with one_at_a_time(self.path.parent):
+            self.merge([Records.read(self.path)])
+            rows = sorted(self.by_digest.items())
+            lines = (json.dumps(record, sort_keys=True) + "\n" for _, record in rows)
+            write_atomic(self.path, "".join(lines).encode())
 
 
 def search_accuracy(record: Record) -> float:
@@ -92,12 +93,22 @@ def _read_lines(path: Path) -> Iterator[Record]:
             if "failed" not in record and type(record.get("validation")) is not float:
                 raise ValueError("it has no accuracy on validation clients")
             if "test" in record:
-                get_object(record, "test")
+                _check_tested(record)
         except ValueError as error:
             raise CheckpointError(
                 f"line {number} of {path} is no record of a run, {error}: restore the file"
             ) from None
         yield record
+
+
+def _check_tested(record: Record) -> None:
+    try:
+        found = [*accuracies(record).values(), *by_support(record).values()]
+        are_numbers = all(isinstance(number, int | float) for number in found)
+    except (KeyError, TypeError):
+        are_numbers = False
+    if not are_numbers:
+        raise ValueError("it has no accuracy on test clients")
 
 
 def record_of(run: Run, folder: RunFolder, evaluated: bool, where: Record) -> Record:
@@ -164,8 +175,9 @@ def _tested(evaluation: dict[str, Any]) -> Record:
 
 
 def by_support(record: Record) -> dict[int, float]:
-    """Accuracy of models made from so many points each."""
-    return {row["points"]: row["metrics"]["accuracy"]["mean"] for row in record["support"]}
+    """Accuracy of models made from so many points each, where it was asked for."""
+    rows = record.get("support", [])
+    return {row["points"]: row["metrics"]["accuracy"]["mean"] for row in rows}
 
 
 def accuracies(record: Record) -> dict[str, float]:

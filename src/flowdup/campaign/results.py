@@ -98,7 +98,7 @@ def _cell(experiment: Experiment, cell: Cell, records: Records) -> dict[str, Any
         "settings": distinct_settings(_without_seed(found)) if found else None,
         "rounds": config.rounds,
         "kept_rounds": [record["round"] for record in found.values()],
-        "bytes_up": next((record["cost"]["bytes_up"] for record in found.values()), None),
+        **{key: _first_cost(found, key) for key in ("bytes_up", "bytes_once")},
         "seconds": _mean([record["seconds"] for record in found.values()]),
         "failed": failed,
         "runs": {str(seed): record["digest"] for seed, record in found.items()},
@@ -111,6 +111,11 @@ def _cell(experiment: Experiment, cell: Cell, records: Records) -> dict[str, Any
             for points in experiment.support
         }
     return result
+
+
+def _first_cost(found: dict[int, Record], key: str) -> int | None:
+    """A client's, the same for every seed."""
+    return next((record["cost"].get(key, 0) for record in found.values()), None)
 
 
 def _differences(cell: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flowdup.campaign.records import (
 )
 from flowdup.campaign.selection import choose
 from flowdup.config import Config
-from flowdup.errors import TrainingError
+from flowdup.errors import FolderInUseError, TrainingError
 from flowdup.provenance import provenance
 from flowdup.run import RunFolder
 from flowdup.run.workers import Job, run_jobs
@@ -45,10 +45,9 @@ class Need:
             return False
         if "failed" in record or not self.evaluate:
             return True
-        supported = set(by_support(record)) if "support" in record else set()
         return (
             "test" in record
-            and supported >= {*self.support}
+            and by_support(record).keys() >= {*self.support}
             and (not self.embedded or "embedding" in record)
         )
 
@@ -136,14 +135,15 @@ def run_campaign(
     Run folders are in `work`, under their identity.  With `seconds`, a run is begun only if the
     longest so far of the same model, data and method would end in time (one that is trained, and
     waits for its test clients, is begun anyhow); at the end of it what is in hand is saved and
-    stopped.  A run that diverges is an outcome.  One that fails otherwise is left out, and its
-    error raised in the end; after as many as there are processes all stops.
+    stopped.  A run that diverges is an outcome.  One that another campaign has in hand is left to
+    it.  One that fails otherwise is left out, and its error raised in the end; after as many as
+    there are processes all stops.
     """
     end = time.monotonic() + (seconds or float("inf"))
     longest: dict[tuple[str, ...], float] = {}
     waiting: deque[Job] = deque()
     in_hand: dict[Path, Need] = {}
-    failed: dict[str, Exception] = {}
+    left_out: dict[str, Exception] = {}
     first = plan(experiments, records)
     if not first.missing:
         return
@@ -165,14 +165,17 @@ def run_campaign(
             trained = records.get(need.run) is not None and folder.started
             lasts = 0.0 if trained else longest.get(kind(need), 0.0)
             fits = time.monotonic() + lasts <= end
-            if fits and digest not in busy and digest not in failed:
+            if fits and digest not in busy | left_out.keys():
                 in_hand[folder.path] = need
                 config, evaluates = _without_familiarity(need.run.config), need.evaluate
                 waiting.append(Job(need.title, config, folder, evaluates, need.support))
         return latest
 
+    def failures() -> list[Exception]:
+        return [e for e in left_out.values() if not isinstance(e, FolderInUseError)]
+
     def stopping() -> bool:
-        return len(failed) >= workers or stop() or time.monotonic() >= end
+        return len(failures()) >= workers or stop() or time.monotonic() >= end
 
     where = provenance(next(iter(first.missing.values())).run.config.engine.torch_device())
     refill()
@@ -181,7 +184,7 @@ def run_campaign(
         if isinstance(outcome, TrainingError):
             record = failed_record(need.run, outcome, where)
         elif isinstance(outcome, Exception):
-            failed[need.run.digest] = outcome
+            left_out[need.run.digest] = outcome
             continue
         elif not outcome:
             continue
@@ -196,5 +199,5 @@ def run_campaign(
         latest = refill()
         done = len(latest.known) - len(latest.missing)
         yield Progress(need, record, spent, done, len(latest.missing))
-    if failed:
-        raise next(iter(failed.values()))
+    for error in failures():
+        raise error

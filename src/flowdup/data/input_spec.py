@@ -68,6 +68,10 @@ class InputSpec:
         class_names = self.class_names or other.class_names
         return replace(self, class_names=class_names, columns=self.columns or other.columns)
 
+    def read_as(self, other: "InputSpec") -> "InputSpec":
+        """The same with the other's mean and std."""
+        return replace(self, mean=other.mean, std=other.std)
+
     def check(self, client: ClientData) -> ClientData:
         """The client, with x and y in the right types; DataError if it does not fit."""
         who = f"client '{shorten(client.name)}'" if client.name else "the client"

@@ -254,8 +254,8 @@ def _cost(variants: Sequence[ComparedVariant]) -> str:
         for key, (_, unit, digits) in COST.items():
             cells.append(f"{row[key] / unit:,.{digits}f}" if is_number(row.get(key)) else DASH)
         seconds = list(variant.values("seconds").values())
-        rounds = list(variant.values("rounds").values())
-        cells.append(f"{fmean(rounds):,.0f}" if rounds else DASH)
+        kept = list(variant.values("round").values())
+        cells.append(f"{fmean(kept):,.0f}" if kept else DASH)
         cells.append(duration(fmean(seconds)) if seconds else DASH)
         rows.append((variant.label, cells))
     titles = ["", *(title for title, _, _ in COST.values()), "round kept", "a run took"]

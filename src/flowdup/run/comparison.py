@@ -40,7 +40,7 @@ ACCURACIES = (
 COSTS = ("points", "parameters", "bytes_down", "bytes_up", "train_flops", "personalize_flops")
 ABOUT = (
     *("variant", "method", "data", "p", "k", "model", "seed"),
-    *("rounds", "seconds", "padding", "epsilon"),
+    *("rounds", "round", "seconds", "padding", "epsilon"),
 )
 WHERE = ("device", "versions", "commit")
 
@@ -204,7 +204,8 @@ def _row(job: Job) -> dict[str, Any]:
         "k": evaluation["k"],
         "model": config.model,
         "seed": config.seed,
-        "rounds": evaluation["round"],
+        "rounds": config.rounds,
+        "round": evaluation["round"],
         "accuracy": transductive["accuracy"]["mean"],
         "worst_decile": transductive["accuracy"]["worst_decile"],
         "held_out": held_out["accuracy"]["mean"],

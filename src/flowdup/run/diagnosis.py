@@ -19,6 +19,7 @@ from flowdup.run.findings import (
     accuracies,
     find_clipping,
     find_dominating_class,
+    find_no_validation,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
@@ -46,20 +47,18 @@ def diagnose_run(out: str | Path) -> Diagnosis:
     folder = RunFolder(Path(out))
     config, rows = stored_config(folder), folder.read_metrics()
     findings = [*_of_losses(rows, folder, config), *_of_stages(rows, config)]
-    findings += find_overfitting(rows)
+    findings += find_overfitting(rows, config)
     unknown = []
     if config.data.source == MEMORY:
         told = "gradients, embeddings and predictions: the clients were given in Python"
         unknown.append(told)
-        if rows and not accuracies(rows):
-            findings.append(_no_validation("no round was evaluated", 0))
+        if _is_finished(folder, config) and not accuracies(rows):
+            findings += find_no_validation([])
         return Diagnosis(findings, unknown)
     population = load_population(config.data, Stream(config.seed).child("data"))
     check_clients(folder, listing_of(population))
     labeled = [c for c in population.validation if c.labeled]
-    if not labeled:
-        are = f"{len(population.validation)} validation clients, and none has a label"
-        findings.append(_no_validation(are, len(population.validation)))
+    findings += find_no_validation(population.validation)
     findings += _of_gradients(folder, config, population)
     findings += _of_embeddings(folder, population)
     findings += _of_predictions(folder, config, population, labeled[:_MOST_CLIENTS])
@@ -161,7 +160,8 @@ def _of_predictions(
         predicted += torch.bincount(answers, minlength=classes)
         truly += torch.bincount(y, minlength=classes)
         found.append(100 * float((answers == y).double().mean()))
-    yield from find_dominating_class(predicted, truly, population.spec)
+    corrected = simulation.method.is_corrected
+    yield from find_dominating_class(predicted, truly, population.spec, corrected)
     accuracy, guessing = fmean(found), 100 * float(truly.max() / truly.sum())
     if accuracy <= guessing:
         yield Finding(
@@ -172,12 +172,3 @@ def _of_predictions(
             "begin with settings that fit the data (flowdup init), more rounds, or another "
             "client.optimizer.lr; inputs must be normalised (data.normalize)",
         )
-
-
-def _no_validation(are: str, clients: int) -> Finding:
-    return Finding(
-        "no-validation",
-        {"clients": clients, "labeled": 0},
-        f"there are {are}: no round can be called the best, and models are not calibrated",
-        "set data.validation_clients, and give some of these clients labels",
-    )

@@ -14,6 +14,7 @@ from torch.func import grad
 from torch.nn.utils import get_total_norm
 
 from flowdup.batches import batch_plan, cap_batch_size, local_batches
+from flowdup.config import Config
 from flowdup.data import ClientData, InputSpec
 from flowdup.methods import Batch, Params
 from flowdup.report import is_number
@@ -38,7 +39,7 @@ class Finding:
     remedy: str
 
 
-def find_overfitting(rows: Sequence[Metrics]) -> Iterator[Finding]:
+def find_overfitting(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
     """In the last stage: the training loss falls on while validation accuracy goes down."""
     stage = stage_rows(rows, max((row.get("stage", 0) for row in rows), default=0))
     found = accuracies(stage)
@@ -47,13 +48,26 @@ def find_overfitting(rows: Sequence[Metrics]) -> Iterator[Finding]:
     (best, top), (last, end) = max(found, key=lambda pair: (pair[1], -pair[0])), found[-1]
     then, now = (_loss_until(stage, number) for number in (best, last))
     if top - end >= _DROP and now <= _LOSS_FALLS * then:
+        smaller = "a smaller method.subspace.k, " if "subspace" in config.method.table() else ""
         yield Finding(
             "over-fitting",
             {"best_round": best, "best": top, "last": end, "loss_then": then, "loss_now": now},
             f"since round {best} accuracy on validation clients fell from {top:.1f}% to {end:.1f}% "
             f"while the training loss fell from {then:.3g} to {now:.3g}",
-            "keep run.keep = 'best' and set run.patience; then try a smaller method.subspace.k, "
-            "client.shift or client.mirror for images, more clients, or fewer rounds",
+            f"keep run.keep = 'best' and set run.patience; then try {smaller}client.shift or "
+            "client.mirror for images, more clients, or fewer rounds",
+        )
+
+
+def find_no_validation(clients: Sequence[ClientData]) -> Iterator[Finding]:
+    """By the validation clients."""
+    if not any(client.labeled for client in clients):
+        yield Finding(
+            "no-validation",
+            {"labeled": 0},
+            "no validation client has a label: no round can be called the best, and models are not "
+            "calibrated",
+            "set data.validation_clients, and give some of these clients labels",
         )
 
 
@@ -74,19 +88,22 @@ def find_stuck_embedding(r: Tensor) -> Iterator[Finding]:
         )
 
 
-def find_dominating_class(predicted: Tensor, labels: Tensor, spec: InputSpec) -> Iterator[Finding]:
+def find_dominating_class(
+    predicted: Tensor, labels: Tensor, spec: InputSpec, is_corrected: bool
+) -> Iterator[Finding]:
     """By how many points of validation clients are of each class, as predicted and truly."""
     predicted, truly = predicted / predicted.sum(), labels / labels.sum()  # [classes]
     most = int(predicted.argmax())
     name = spec.class_names[most] if spec.class_names else str(most)
     if predicted[most] - truly[most] >= _MORE:
+        correct = "" if is_corrected else " or method.correction = 'em'"
         yield Finding(
             "one-class-dominates",
             {"class": most, "predicted": float(predicted[most]), "labels": float(truly[most])},
             f"{100 * predicted[most]:.0f}% of all predictions for validation clients are class "
             f"'{name}', which {100 * truly[most]:.0f}% of their labels are",
             "train longer or with a higher client.optimizer.lr; where classes are unbalanced, try "
-            "method.name = 'fedavg-la' or method.correction = 'em'",
+            f"method.name = 'fedavg-la'{correct}",
         )
 
 

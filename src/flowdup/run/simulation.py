@@ -15,8 +15,8 @@ from flowdup.accelerate.host_scalars import HostScalars
 from flowdup.calibration import MOVES, calibrate, uncorrected
 from flowdup.checkpoint import check_state, load_checkpoint
 from flowdup.config import Config
-from flowdup.cost import Cost, measure
-from flowdup.data import ClientData, LazyClients, Population, load_population
+from flowdup.cost import Cost, mean_of_stages, measure
+from flowdup.data import ClientData, InputSpec, LazyClients, Population, load_population
 from flowdup.devices import one_core
 from flowdup.engines import Engine, Roster, build_engine
 from flowdup.errors import CheckpointError, ConfigError
@@ -56,7 +56,8 @@ def is_done(stage: Config, state: ServerState) -> bool:
 class Simulation:
     """Clients, method and engine of a configuration, for one of its stages: the last, if none is
     named, beginning from weights that a stage before has learned, if they are given.  The first
-    stage reads those that the configuration names.
+    stage reads those that the configuration names.  `reading` gives the inputs' mean and std in
+    place of the clients' own.
 
     Made anew, it is the same to the bit: all that is random comes from the configuration's seed.
     """
@@ -67,8 +68,9 @@ class Simulation:
         population: Population | None = None,
         stage: int = -1,
         start: Weights | None = None,
+        reading: InputSpec | None = None,
     ) -> None:
-        stages = config.stages
+        stages = self.stages = config.stages
         self.stage, self.start = stage % len(stages), start or {}
         self.config, self.stream = stages[stage], Stream(config.seed)
         config = self.config
@@ -77,14 +79,20 @@ class Simulation:
             population = load_population(config.data, self.stream.child("data"))
         else:
             population = population.checked()
-        self.population = population
         # labeled points of validation clients by predicted class [classes], at the last evaluation
         self.predicted: Tensor | None = None
         self.device, self.dtype = config.engine.torch_device(), config.engine.torch_dtype()
-        inputs = self.population.spec
+        inputs = population.spec.read_as(reading) if reading else population.spec
         _LOG.info("building the model '%s' and the method '%s'", config.model, config.method.name)
         if self.stage == 0 and config.start and not start:
-            start = self.start = load_start(Path(config.start), config.model, inputs)
+            start, inputs = load_start(Path(config.start), config.model, inputs)
+            self.start = start
+            if config.data.mean and inputs != population.spec:
+                raise ConfigError(
+                    f"a run cannot start from {config.start} with other data.mean and data.std "
+                    f"than its own, {inputs.mean} and {inputs.std}: leave them empty"
+                )
+        self.population = population = replace(population, spec=inputs)
         self.method: Method = self._build(config, start)
         self.federation = FederationSpec.of(
             config.seed, config.model, config.method.table(), inputs, self.method
@@ -122,7 +130,9 @@ class Simulation:
         spec, state = load_checkpoint(folder)
         if state.stage > len(config.before):
             raise CheckpointError(f"{folder} is of a stage that the settings do not have: {_OTHER}")
-        simulation = cls(config, population, state.stage, state.start)
+        # as the first stage read them, by what it began from
+        reading = spec.inputs if config.start else None
+        simulation = cls(config, population, state.stage, state.start, reading)
         return simulation, simulation.checked(spec, state)
 
     def initial_state(self, before: ServerState | None = None) -> ServerState:
@@ -194,14 +204,21 @@ class Simulation:
         return listing_of(self.population)
 
     def cost(self, state: ServerState) -> Cost:
-        """What the method asks of a client of middling size."""
+        """What the method, and those of the stages before, ask of a client of middling size."""
         clients = self.population.train or self.population.test
         if isinstance(clients, LazyClients):
             points = clients.points
         else:
             points = round(statistics.median(map(len, clients)))
-        found = measure(self.method, self.config.client, self.population.spec, state.psi, points)
-        return replace(found, bytes_once=sum(w.numel() * 4 for w in state.start.values()))
+        spec, found = self.population.spec, []
+        stages = self.stages[: self.stage + 1]
+        for stage in stages[:-1]:
+            method = self._build(stage, None)
+            psi = self._here(method.init(self.stream))
+            found.append(measure(method, stage.client, spec, psi, points))
+        found.append(measure(self.method, self.config.client, spec, state.psi, points))
+        mean = mean_of_stages(found, [stage.server.rounds for stage in stages])
+        return replace(mean, bytes_once=sum(w.numel() * 4 for w in state.start.values()))
 
     def rounds(self, state: ServerState) -> Iterator[tuple[ServerState, Metrics]]:
         """Train on from a state; evaluated rounds carry the accuracy of validation clients.
@@ -240,6 +257,8 @@ class Simulation:
         if accuracy.mean is not None:
             new = BestRound(state.round, accuracy.mean)
             best = state.best.after(state.round, accuracy.mean) if state.best else new
+            if state.round - state.began <= self.config.server.warm_up:  # too early for patience
+                best = replace(best, misses=0)
             state = replace(state, best=best)
         return state, accuracy
 

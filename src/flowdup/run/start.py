@@ -2,20 +2,25 @@
 or at another run's psi.
 """
 
-from dataclasses import fields
 from pathlib import Path
 
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data import InputSpec
-from flowdup.errors import ConfigError
+from flowdup.errors import ConfigError, FlowdupError
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Params
-from flowdup.models import Weights
+from flowdup.models import Weights, build_network
+from flowdup.personal_model import read_weights
 from flowdup.personalize import load, load_model
 
+_MUST_FIT = ("shape", "dtype", "classes")
+_NAMES = ("class_names", "columns")
 
-def load_start(path: Path, model: str, inputs: InputSpec) -> Weights:
-    """The weights in a run folder or in a file that `PersonalModel.save` wrote.
+
+def load_start(path: Path, model: str, inputs: InputSpec) -> tuple[Weights, InputSpec]:
+    """The weights in a run folder, in a file that `PersonalModel.save` wrote, or in any safetensors
+    file with the model's own names; and the inputs, read with mean and std of the start, if it has
+    them.
 
     ConfigError if there is nothing, or they are of another model or for other inputs than those
     given.
@@ -24,19 +29,37 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> Weights:
         raise ConfigError(
             f"`start` names {path}, which does not exist: give a run folder or a model file"
         )
+    if path.is_file() and (weights := read_weights(path)) is not None:
+        return _fitting(path, weights, model, inputs), inputs
     if path.is_dir():
         federation = load(path)
         name, theirs = federation.spec.model, federation.spec.inputs
-        weights = federation.method.global_model(federation.psi)
+        try:
+            weights = federation.method.global_model(federation.psi)
+        except FlowdupError as error:
+            raise ConfigError(f"a run cannot start from {path}: {error}") from None
     else:
         saved = load_model(path)
         name, theirs = saved.name, saved.inputs
         weights = {n: p.detach() for n, p in saved.module.named_parameters()}
     _refuse_difference(path, "model", name, model)
-    theirs, inputs = theirs.with_names(inputs), inputs.with_names(theirs)  # not everyone has them
-    for field in fields(InputSpec):
-        _refuse_difference(path, field.name, *(getattr(s, field.name) for s in (theirs, inputs)))
-    return {n: w.float().cpu().clone() for n, w in weights.items()}
+    for key in _MUST_FIT:
+        _refuse_difference(path, key, getattr(theirs, key), getattr(inputs, key))
+    for key in _NAMES:
+        names = getattr(theirs, key), getattr(inputs, key)
+        if all(names):  # not everyone has them
+            _refuse_difference(path, key, *names)
+    return {n: w.float().cpu().clone() for n, w in weights.items()}, inputs.read_as(theirs)
+
+
+def _fitting(path: Path, weights: Weights, model: str, inputs: InputSpec) -> Weights:
+    """The weights, whose names and shapes must be the model's."""
+    shapes = build_network(model, inputs.shape, inputs.classes, inputs.reader()).shapes
+    for name in dict.fromkeys((*shapes, *weights)):
+        theirs = tuple(weights[name].shape) if name in weights else "missing"
+        ours = shapes.get(name, "missing")
+        _refuse_difference(path, f"'{name}' (the model is '{model}')", theirs, ours)
+    return {n: weights[n].float() for n in shapes}
 
 
 def load_prior(path: Path, federation: FederationSpec) -> Params:

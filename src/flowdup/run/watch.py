@@ -1,7 +1,7 @@
 """Warnings while a run trains: what `flowdup doctor` would find, once an evaluation shows it."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -11,11 +11,13 @@ from flowdup.run.findings import (
     Finding,
     find_clipping,
     find_dominating_class,
+    find_no_validation,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
 )
 from flowdup.run.folder import Metrics
+from flowdup.run.remote import RemotePopulation
 from flowdup.run.simulation import Simulation
 from flowdup.server import ServerState
 
@@ -41,6 +43,7 @@ class TrainingWatch:
     def add(self, simulation: Simulation, state: ServerState, metrics: Metrics) -> None:
         """Look at the round that a simulation has just done, if it was evaluated."""
         self.rows.append(metrics)
+        self._tell(state, _find_no_validation(simulation))
         if "validation_accuracy" not in metrics:
             return
         if simulation.stage != self.stage:
@@ -48,24 +51,28 @@ class TrainingWatch:
         self.evaluations += 1
         with simulation.cores():
             findings = list(self._find(simulation, state))
+        self._tell(state, findings)
+
+    def _tell(self, state: ServerState, findings: Iterable[Finding]) -> None:
         for found in findings:
             if found.name not in self.told:
                 self.told.add(found.name)
                 warnings.warn(
                     f"round {state.round}: {found.text}; {found.remedy}",
                     TrainingWarning,
-                    stacklevel=4,  # who asked `train_run` for the round
+                    stacklevel=5,  # who asked `train_run` for the round
                 )
 
     def _find(self, simulation: Simulation, state: ServerState) -> Iterator[Finding]:
         population, spec = simulation.population, simulation.population.spec
-        yield from find_overfitting(self.rows)
+        yield from find_overfitting(self.rows, simulation.config)
         early = state.round - state.began < _EARLY
         if simulation.predicted is not None and not early:
             labels = torch.zeros(spec.classes)
             for client in population.validation:
                 labels += torch.bincount(client.labels[client.labels >= 0], minlength=spec.classes)
-            yield from find_dominating_class(simulation.predicted, labels, spec)
+            corrected = simulation.method.is_corrected
+            yield from find_dominating_class(simulation.predicted, labels, spec, corrected)
         embeds = simulation.method.has_embedding and "stuck-embedding" not in self.told
         if embeds and not early:
             clients = population.validation[:_EMBEDDINGS]
@@ -79,6 +86,14 @@ class TrainingWatch:
                 self.clipped += 1
                 if self.clipped >= _THROUGHOUT:
                     yield found
+
+
+def _find_no_validation(simulation: Simulation) -> Iterator[Finding]:
+    """Where what was asked for needs validation clients."""
+    population = simulation.population
+    needed = simulation.config.run.patience or simulation.method.is_corrected
+    if needed and not isinstance(population, RemotePopulation):
+        yield from find_no_validation(population.validation)
 
 
 @torch.no_grad()
