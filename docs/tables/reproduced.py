@@ -63,7 +63,7 @@ def reproduced(results: Results) -> str:
             continue
         file = results.root / f"results/{name}.json"
         if file.exists():
-            parts.append(_section(json.loads(file.read_bytes()), results))
+            parts.append(_section(json.loads(file.read_bytes()), results, "embedding" in declared))
         else:
             missing.append(f"- [{name}](../experiments/{name}.toml): {declared['title']}\n")
     if missing:
@@ -71,7 +71,7 @@ def reproduced(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _section(table: dict[str, Any], results: Results) -> str:
+def _section(table: dict[str, Any], results: Results, has_figure: bool) -> str:
     cells = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
     done = [cell for cell in cells.values() if cell["mean"] is not None]
     seeds = len(table["seeds"])
@@ -88,6 +88,8 @@ def _section(table: dict[str, Any], results: Results) -> str:
         text.append(_by_support(done))
     if "silhouette" in table:
         text.append(_figure(table, results))
+    elif has_figure:
+        text.append("Its figure has not been drawn yet.\n")
     if done:
         text.append(_origins(done))
     return "\n".join(text)
