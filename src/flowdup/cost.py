@@ -23,16 +23,16 @@ class Cost:
 
     points: int  # of the client that is counted for
     parameters: int  # trained, by all clients together
-    bytes_down: int  # per client and round, of several stages the mean
+    bytes_down: int  # per client and round, of several stages the mean over planned rounds
     bytes_up: int  # likewise
     train_flops: int  # likewise
     personalize_flops: int  # from unlabeled data to the weights of a client's own model
     predict_flops: int  # of that model, per input
-    bytes_once: int = 0  # down, before the first round: what a stage begins from
+    bytes_once: int = 0  # down, before its first round: what the last stage begins from
 
 
 def mean_of_stages(costs: Sequence[Cost], rounds: Sequence[int]) -> Cost:
-    """What the last of several stages costs, and per round the mean over the rounds of all."""
+    """What the last of several stages costs, and per round the mean over all that are planned."""
 
     def mean(key: str) -> int:
         each = [getattr(cost, key) for cost in costs]

@@ -95,8 +95,11 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
     Where folders cannot be locked, on some network filesystems, nobody waits.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)

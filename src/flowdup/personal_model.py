@@ -180,37 +180,12 @@ def load_model(path: str | Path) -> PersonalModel:
     return PersonalModel(name, inputs, weights, sets, is_global)
 
 
-def read_weights(path: Path) -> Weights | None:
-    """The tensors in a safetensors file of anybody's; None if it says what it is, which
-    `load_model` reads.
-    """
-    try:
-        with open_tensors(path) as file:
-            if "flowdup" in file.metadata:
-                return None
-            _check_floats(file)
-            weights = load_tensors(file.read())
-        if not all_finite(weights):
-            raise ValueError("it holds NaN or infinite numbers")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(
-            f"cannot read weights in {path} ({why}): give a run folder, a model that flowdup "
-            "saved, or a state_dict that safetensors.torch.save_file wrote"
-        ) from None
-    return weights
-
-
 def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:
     """Refuse weights other than those of the model, before one of them is read."""
     shapes = own_shapes(model, inputs.shape, inputs.classes)
     stored = {n: info.shape for n, info in file.tensors.items()}
     if (shapes and shapes != stored) or inputs.classes > file.numbers:
         raise ValueError(f"its weights do not fit the model '{model}' as it is defined here")
-    _check_floats(file)
-
-
-def _check_floats(file: StoredTensors) -> None:
     if other := {info.dtype for info in file.tensors.values()} - FLOATS.keys():
         raise ValueError(f"its weights are of type {min(other)}")
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from flowdup import evaluate_run, train_run
 from flowdup.campaign import Records, Request, load_experiment, plan, reproduce, schedule
+from flowdup.campaign.schedule import run_folder
 from flowdup.cli import app
 from flowdup.errors import ConfigError, GpuMemoryError
 from flowdup.methods import METHODS
 from flowdup.registry import import_modules
-from flowdup.run import RunFolder
 from flowdup.run.lock import locked
 
 TABLE = """
@@ -210,10 +210,11 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_pa
 def test_a_run_that_another_campaign_has_in_hand_is_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TABLE)
     runs = load_experiment(str(tmp_path / "tiny.toml"), rows="FedAvg").cells[0].candidates[0].runs
-    with locked(RunFolder(tmp_path / "work" / runs[0].digest[:16])):
+    with locked(run_folder(tmp_path / "work", runs[0].digest)):
         events = told(tmp_path, rows="FedAvg", jobs=1)
     assert titles(events) == ["tiny: FedAvg, all, client.optimizer.lr = 0.1, seed 0"]
-    assert events[-1]["left"] == 3  # this one, and two seeds of what it will have decided
+    # this one, and two seeds of what it will have decided
+    assert events[-1] == {"left": 3, "elsewhere": 1}
     assert len(titles(told(tmp_path, rows="FedAvg"))) == 3
 
 

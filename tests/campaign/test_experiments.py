@@ -276,11 +276,29 @@ def test_processes_that_save_at_the_same_time_lose_no_record(tmp_path: Path) -> 
 
 
 WRONG_TEST = '{"settings": {}, "validation": 1.0, "test": {"held_out": 3}}'
-
-
-@pytest.mark.parametrize(
-    "line", ["{}", "[]", '{"settings": {}}', '{"settings": 3}', "nothing", WRONG_TEST]
+HALF = '{"accuracy": {"mean": 1.0, "worst_decile": null}}'
+WRONG_SUPPORT = (
+    '{"settings": {}, "validation": 1.0, "support": [{"points": 3}], '
+    f'"test": {{"held_out": {HALF}, "transductive": {HALF}}}}}'
 )
+LINES = ["{}", "[]", '{"settings": {}}', '{"settings": 3}', "nothing", WRONG_TEST, WRONG_SUPPORT]
+
+
+def test_clients_of_one_point_have_no_other_half_and_a_record_all_the_same(tmp_path: Path) -> None:
+    table = small()
+    records = Records(tmp_path / "runs.jsonl")
+    for cell in table.cells:
+        records.add(record(cell.candidates[1].runs[0].config, 1.0))
+        found = record(cell.candidates[0].runs[0].config, 2.0, 70.0)
+        found["test"] |= {"held_out": {"accuracy": {"mean": None, "worst_decile": None}}}
+        records.add(found)
+        records.save()
+    one, two = collect(table, Records.read(tmp_path / "runs.jsonl"))["cells"]
+    assert one["mean"] == 70.0 and one["held_out"] is None
+    assert two["difference"]["held_out"]["mean"] is None
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_damaged_file_of_records_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
     with pytest.raises(CheckpointError, match=r"line 1 of .*runs\.jsonl is no record of a run"):

@@ -137,7 +137,7 @@ def test_validation_clients_without_labels_are_told(tmp_path: Path) -> None:
 
     write_clients(tmp_path / "clients", hidden)
     found = findings(train(tmp_path / "run", tmp_path / "clients", rounds=2))
-    assert found["no-validation"]["numbers"] == {"labeled": 0}
+    assert found["no-validation"]["numbers"] == {"clients": 5, "labeled": 0}
 
 
 def test_a_stage_before_that_was_as_good_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,12 @@ def test_patience_begins_when_the_rate_has_risen(tmp_path: Path) -> None:
     rows = train(shaky(server=server, run={"evaluate_every": 1, "patience": 1}), tmp_path)
     first, second, *_ = (row["validation_accuracy"] for row in rows)
     assert second < first and len(rows) == 9
+    late = shaky(server=server | {"warm_up": 2}, before=[{"server": {"rounds": 4, "warm_up": 0}}])
+    late = replace(late, run=replace(late.run, patience=1))
+    stages = [row["stage"] for row in train(late, tmp_path / "late")]
+    assert (
+        stages.count(0) < 4 and stages.count(1) >= 3
+    )  # the second rises for two rounds of its own
 
 
 def test_a_run_has_reached_its_best_round_before_that_is_saved(

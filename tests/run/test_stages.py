@@ -144,6 +144,13 @@ def test_what_is_sent_in_a_round_is_the_mean_over_all_stages(
     assert found["train_flops"] < last["train_flops"]
 
 
+def test_costs_are_told_where_a_stage_before_needs_one_before_it(tmp_path: Path) -> None:
+    plus = METHODS["flowdup-plus"] | {"train_theta": False, "pseudo_labels": True}
+    config = staged(before=[FIRST, {"method": plus, "server": {"rounds": 2}}])
+    train(config, tmp_path)
+    assert evaluate_run(tmp_path, population())["cost"]["bytes_up"] > 0
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_last_stage_that_makes_it_worse_leaves_what_it_began_from(
     resumed: bool, tmp_path: Path

@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,12 +15,12 @@ from small import SPEC, client, population
 from staged import shaky, train
 
 from flowdup import Population, evaluate_run, load, train_run
-from flowdup.data import ClientData, InputSpec
+from flowdup.data import MEMORY, ClientData, DataConfig, InputSpec
 from flowdup.errors import ConfigError, FlowdupError
 from flowdup.models import Weights
 from flowdup.personalize import PersonalModel
 from flowdup.run import Simulation
-from flowdup.run.start import load_start
+from flowdup.run.start import check_reading, load_start
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +170,35 @@ def after(rounds: int) -> Callable[[], bool]:
     return lambda: next(asked, None) is None
 
 
-def test_another_mean_that_is_given_is_no_wish_to_ignore(other: Path, tmp_path: Path) -> None:
-    config = shaky(start=str(other), data={"mean": [0.9], "std": [0.4]})
-    with pytest.raises(ConfigError, match=r"with other data.mean and data.std than its own, \(0.3"):
-        train_run(config, tmp_path / "run", False, read_otherwise(0.9)).send(None)
+@pytest.mark.parametrize(
+    ("data", "refused"),
+    [
+        ({"mean": (0.9,), "std": (0.4,)}, True),
+        ({"normalize": False}, True),
+        ({"mean": (0.3,), "std": (0.4,)}, False),
+        ({}, False),
+        ({"mean": (0.9,), "std": (0.4,), "source": MEMORY}, False),  # where no setting counts
+    ],
+)
+def test_another_reading_that_is_asked_for_is_refused(data: dict[str, Any], refused: bool) -> None:
+    told = pytest.raises(ConfigError, match=r"other data.mean and data.std than its own, \(0.3")
+    with told if refused else nullcontext():
+        check_reading(DataConfig(**{"source": "folder", "path": "clients"} | data), "it", SPEC)
+
+
+@pytest.mark.parametrize("given", [{}, {"mean": [0.9], "std": [0.4]}])
+def test_a_folder_of_clients_is_read_as_the_start_reads_it(
+    given: dict[str, Any], other: Path, tmp_path: Path
+) -> None:
+    for n, someone in enumerate(population().train):
+        np.savez(tmp_path / f"{n}.npz", x=someone.x, y=np.resize(np.arange(4), len(someone.x)))
+    data = {"source": "folder", "path": str(tmp_path), "validation_clients": 2, "test_clients": 1}
+    config = shaky(start=str(other), data=data | given)
+    if given:
+        with pytest.raises(ConfigError, match=r"with other data\.mean"):
+            Simulation(config, stage=0)
+    else:
+        assert Simulation(config, stage=0).population.spec.mean == SPEC.mean
 
 
 @pytest.fixture
@@ -188,6 +215,14 @@ def test_a_run_begins_from_weights_of_anybodys(plain: Path) -> None:
     assert simulation.federation.inputs == people.spec
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_weights_of_any_precision_are_read(dtype: torch.dtype, plain: Path) -> None:
+    weights = load_file(plain)
+    save_file({n: w.to(dtype) for n, w in weights.items()}, plain)
+    found, _ = load_start(plain, "mlp", SPEC)
+    assert equal(found, {n: w.to(dtype).float() for n, w in weights.items()})
+
+
 def test_weights_with_other_names_or_shapes_are_no_start(plain: Path) -> None:
     weights = load_file(plain)
     name = next(iter(weights))
@@ -197,7 +232,7 @@ def test_weights_with_other_names_or_shapes_are_no_start(plain: Path) -> None:
         "its 'another' .* is .* there and missing here": weights | {"another": torch.ones(2)},
         f"its '{name}' .* is missing there": {n: w for n, w in weights.items() if n != name},
         "it holds NaN": {n: w * torch.nan for n, w in weights.items()},
-        "its weights are of type I64": {n: w.long() for n, w in weights.items()},
+        "its '1.weight' is of type I64": {n: w.long() for n, w in weights.items()},
     }
     for sentence, tensors in wrong.items():
         save_file(tensors, plain)
@@ -207,7 +242,7 @@ def test_weights_with_other_names_or_shapes_are_no_start(plain: Path) -> None:
 
 def test_a_file_of_another_kind_is_refused_with_what_would_do(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("seed = 1")
-    with pytest.raises(FlowdupError, match=r"cannot read weights in .*mine.toml .*state_dict that"):
+    with pytest.raises(FlowdupError, match=r"cannot read weights in .*mine.toml .*as safetensors"):
         load_start(tmp_path / "mine.toml", "mlp", SPEC)
 
 

@@ -105,10 +105,11 @@ def test_nobody_is_advised_what_a_method_lacks_or_has(name: str) -> None:
     rows = [{"round": n, "loss": 1.0 / n, "validation_accuracy": 90.0 - n} for n in (1, 2)]
     (found,) = find_overfitting(rows, work)
     assert ("method.subspace.k" in found.remedy) == (name == "flowdup")
-    for corrected in (False, True):
-        counts = torch.tensor([9, 1]), torch.tensor([5, 5])
-        (found,) = find_dominating_class(*counts, InputSpec((3,), "float32", 2), corrected)
-        assert ("method.correction" in found.remedy) == (not corrected)
+    counts, spec = (torch.tensor([9, 1]), torch.tensor([5, 5])), InputSpec((3,), "float32", 2)
+    for method in ({"name": name}, {"name": "fedavg-la"}, {"name": name, "correction": "em"}):
+        (found,) = find_dominating_class(*counts, spec, config(None, method))
+        assert ("fedavg-la" in found.remedy) == (method["name"] == name)
+        assert ("method.correction" in found.remedy) == ("correction" not in method)
 
 
 def test_embeddings_that_are_alike_are_told(tmp_path: Path) -> None:

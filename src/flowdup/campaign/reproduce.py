@@ -10,8 +10,9 @@ from flowdup.campaign.cells import Experiment
 from flowdup.campaign.experiment import experiment_names, load_experiment
 from flowdup.campaign.records import Records
 from flowdup.campaign.results import write_results
-from flowdup.campaign.schedule import Progress, plan, run_campaign
+from flowdup.campaign.schedule import Progress, plan, run_campaign, run_folder
 from flowdup.errors import ConfigError, FlowdupError, shorten
+from flowdup.run.lock import is_locked
 from flowdup.settings import nearest
 
 ALL = "all"
@@ -82,8 +83,10 @@ def reproduce(
     left = plan(chosen, records)
     if left.missing or left.later:
         count = len(left.missing) + left.later
-        sentence = f"{count} runs are left: the same command goes on with them"
-        yield Event(sentence, {"left": count})
+        busy = sum(is_locked(run_folder(work, digest)) for digest in left.missing)
+        elsewhere = f" ({busy} of them in hand elsewhere)" if busy else ""
+        sentence = f"{count} runs are left{elsewhere}: the same command goes on with them"
+        yield Event(sentence, {"left": count, "elsewhere": busy})
 
 
 def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:

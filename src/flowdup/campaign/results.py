@@ -127,7 +127,7 @@ def _differences(cell: dict[str, Any], reference: dict[str, Any]) -> dict[str, A
             dict(zip(side["seeds"], side["values"][measure], strict=True))
             for side in (cell, reference)
         )
-        gaps = [mine[seed] - other[seed] for seed in common]
+        gaps = [mine[s] - other[s] for s in common if None not in (mine[s], other[s])]
         error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
         result[measure] = {"mean": _mean(gaps), "standard_error": error}
     return result
@@ -149,8 +149,9 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": _mean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None
 
 
 def _distinct(values: Sequence[Any]) -> Any:

@@ -105,6 +105,11 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
     return Plan(known, missing, later)
 
 
+def run_folder(work: Path, digest: str) -> RunFolder:
+    """Where a campaign trains the run of an identity."""
+    return RunFolder(work / digest[:_FOLDER_DIGITS])
+
+
 def _without_familiarity(config: Config) -> Config:
     """Storing nothing to tell foreign clients by, which takes as long as many rounds."""
     return replace(config, run=replace(config.run, false_alarms=0.0))
@@ -136,8 +141,8 @@ def run_campaign(
     longest so far of the same model, data and method would end in time (one that is trained, and
     waits for its test clients, is begun anyhow); at the end of it what is in hand is saved and
     stopped.  A run that diverges is an outcome.  One that another campaign has in hand is left to
-    it.  One that fails otherwise is left out, and its error raised in the end; after as many as
-    there are processes all stops.
+    it, and tried again when another is done.  One that fails otherwise is left out, and its error
+    raised in the end; after as many as there are processes all stops.
     """
     end = time.monotonic() + (seconds or float("inf"))
     longest: dict[tuple[str, ...], float] = {}
@@ -155,13 +160,15 @@ def run_campaign(
     def refill() -> Plan:
         """What is missing and neither in hand nor too long for the time left."""
         latest = plan(experiments, records)
+        for digest in [d for d, e in left_out.items() if isinstance(e, FolderInUseError)]:
+            del left_out[digest]  # it may be free by now
         queued = {job.run.path for job in waiting}
         busy = {need.run.digest for path, need in in_hand.items() if path not in queued}
         for path in queued:
             del in_hand[path]
         waiting.clear()
         for digest, need in latest.missing.items():
-            folder = RunFolder(work / digest[:_FOLDER_DIGITS])
+            folder = run_folder(work, digest)
             trained = records.get(need.run) is not None and folder.started
             lasts = 0.0 if trained else longest.get(kind(need), 0.0)
             fits = time.monotonic() + lasts <= end

@@ -103,6 +103,7 @@ def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
         max((a for _, a in accuracies(stage_rows(rows, number))), default=math.nan)
         for number in range(len(config.stages))
     ]
+    larger = ", a larger method.subspace.k" if "subspace" in config.method.table() else ""
     for number, stage in enumerate(config.before):
         if best[number] >= best[-1]:
             yield Finding(
@@ -111,8 +112,8 @@ def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
                 f"'{stage.method.name}', a stage before, reached {best[number]:.1f}% on validation "
                 f"clients, and '{config.method.name}' after it {best[-1]:.1f}%",
                 f"train '{stage.method.name}' alone, which is simpler, with all that [[before]] "
-                "says of it; or give the last stage more rounds, clients that differ more, or a "
-                "larger method.subspace.k",
+                f"says of it; or give the last stage more rounds{larger} or clients that differ "
+                "more",
             )
     began = [row["start_accuracy"] for row in rows if is_finite(row.get("start_accuracy"))]
     if config.start and not config.before and began and began[0] >= best[-1]:
@@ -160,8 +161,7 @@ def _of_predictions(
         predicted += torch.bincount(answers, minlength=classes)
         truly += torch.bincount(y, minlength=classes)
         found.append(100 * float((answers == y).double().mean()))
-    corrected = simulation.method.is_corrected
-    yield from find_dominating_class(predicted, truly, population.spec, corrected)
+    yield from find_dominating_class(predicted, truly, population.spec, config)
     accuracy, guessing = fmean(found), 100 * float(truly.max() / truly.sum())
     if accuracy <= guessing:
         yield Finding(

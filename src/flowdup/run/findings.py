@@ -64,7 +64,7 @@ def find_no_validation(clients: Sequence[ClientData]) -> Iterator[Finding]:
     if not any(client.labeled for client in clients):
         yield Finding(
             "no-validation",
-            {"labeled": 0},
+            {"clients": len(clients), "labeled": 0},
             "no validation client has a label: no round can be called the best, and models are not "
             "calibrated",
             "set data.validation_clients, and give some of these clients labels",
@@ -89,21 +89,25 @@ def find_stuck_embedding(r: Tensor) -> Iterator[Finding]:
 
 
 def find_dominating_class(
-    predicted: Tensor, labels: Tensor, spec: InputSpec, is_corrected: bool
+    predicted: Tensor, labels: Tensor, spec: InputSpec, config: Config
 ) -> Iterator[Finding]:
     """By how many points of validation clients are of each class, as predicted and truly."""
     predicted, truly = predicted / predicted.sum(), labels / labels.sum()  # [classes]
     most = int(predicted.argmax())
     name = spec.class_names[most] if spec.class_names else str(most)
     if predicted[most] - truly[most] >= _MORE:
-        correct = "" if is_corrected else " or method.correction = 'em'"
+        remedies = {
+            "method.name = 'fedavg-la'": config.method.name != "fedavg-la",
+            "method.correction = 'em'": config.method.common.correction == "none",
+        }
+        untried = " or ".join(remedy for remedy, is_new in remedies.items() if is_new)
         yield Finding(
             "one-class-dominates",
             {"class": most, "predicted": float(predicted[most]), "labels": float(truly[most])},
             f"{100 * predicted[most]:.0f}% of all predictions for validation clients are class "
             f"'{name}', which {100 * truly[most]:.0f}% of their labels are",
-            "train longer or with a higher client.optimizer.lr; where classes are unbalanced, try "
-            f"method.name = 'fedavg-la'{correct}",
+            "train longer or with a higher client.optimizer.lr"
+            + (f"; where classes are unbalanced, try {untried}" if untried else ""),
         )
 
 

@@ -31,7 +31,7 @@ from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
 from flowdup.run.remote import RemotePopulation, RemoteStage
 from flowdup.run.round_metrics import numbers_of, round_metrics, validation_metrics
-from flowdup.run.start import load_prior, load_start
+from flowdup.run.start import check_reading, load_prior, load_start
 from flowdup.server import (
     BestRound,
     Round,
@@ -86,12 +86,10 @@ class Simulation:
         _LOG.info("building the model '%s' and the method '%s'", config.model, config.method.name)
         if self.stage == 0 and config.start and not start:
             start, inputs = load_start(Path(config.start), config.model, inputs)
+            check_reading(config.data, config.start, inputs)
             self.start = start
-            if config.data.mean and inputs != population.spec:
-                raise ConfigError(
-                    f"a run cannot start from {config.start} with other data.mean and data.std "
-                    f"than its own, {inputs.mean} and {inputs.std}: leave them empty"
-                )
+            if inputs != population.spec:
+                _LOG.info("reading inputs with mean and standard deviation of %s", config.start)
         self.population = population = replace(population, spec=inputs)
         self.method: Method = self._build(config, start)
         self.federation = FederationSpec.of(
@@ -212,8 +210,8 @@ class Simulation:
             points = round(statistics.median(map(len, clients)))
         spec, found = self.population.spec, []
         stages = self.stages[: self.stage + 1]
-        for stage in stages[:-1]:
-            method = self._build(stage, None)
+        for number, stage in enumerate(stages[:-1]):
+            method = self._build(stage, state.start if number or stage.start else None)
             psi = self._here(method.init(self.stream))
             found.append(measure(method, stage.client, spec, psi, points))
         found.append(measure(self.method, self.config.client, spec, state.psi, points))

@@ -5,13 +5,14 @@ or at another run's psi.
 from pathlib import Path
 
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
-from flowdup.data import InputSpec
-from flowdup.errors import ConfigError, FlowdupError
+from flowdup.data import MEMORY, DataConfig, InputSpec
+from flowdup.data.sources import SOURCES
+from flowdup.errors import CheckpointError, ConfigError, FlowdupError
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Params
 from flowdup.models import Weights, build_network
-from flowdup.personal_model import read_weights
 from flowdup.personalize import load, load_model
+from flowdup.stored_tensors import FLOATS, StoredTensors, all_finite, load_tensors, open_tensors
 
 _MUST_FIT = ("shape", "dtype", "classes")
 _NAMES = ("class_names", "columns")
@@ -27,10 +28,9 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> tuple[Weights, Inpu
     """
     if not path.exists():
         raise ConfigError(
-            f"`start` names {path}, which does not exist: give a run folder or a model file"
+            f"`start` names {path}, which does not exist: give a run folder, or a safetensors file "
+            "of a model's weights"
         )
-    if path.is_file() and (weights := read_weights(path)) is not None:
-        return _fitting(path, weights, model, inputs), inputs
     if path.is_dir():
         federation = load(path)
         name, theirs = federation.spec.model, federation.spec.inputs
@@ -38,6 +38,8 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> tuple[Weights, Inpu
             weights = federation.method.global_model(federation.psi)
         except FlowdupError as error:
             raise ConfigError(f"a run cannot start from {path}: {error}") from None
+    elif plain := _plain_weights(path, model, inputs):
+        return plain, inputs
     else:
         saved = load_model(path)
         name, theirs = saved.name, saved.inputs
@@ -52,14 +54,46 @@ def load_start(path: Path, model: str, inputs: InputSpec) -> tuple[Weights, Inpu
     return {n: w.float().cpu().clone() for n, w in weights.items()}, inputs.read_as(theirs)
 
 
-def _fitting(path: Path, weights: Weights, model: str, inputs: InputSpec) -> Weights:
-    """The weights, whose names and shapes must be the model's."""
+def check_reading(data: DataConfig, start: str, inputs: InputSpec) -> None:
+    """Refuse settings of a user's own data by which inputs would not be read as the start does."""
+    if data.source == MEMORY or data.source in SOURCES or (data.normalize and not data.mean):
+        return
+    if (data.mean, data.std) != (inputs.mean, inputs.std):
+        raise ConfigError(
+            f"a run cannot start from {start} with other data.mean and data.std than its own, "
+            f"{inputs.mean} and {inputs.std}: leave them empty, and data.normalize = true"
+        )
+
+
+def _plain_weights(path: Path, model: str, inputs: InputSpec) -> Weights:
+    """Of a safetensors file of anybody's; none if it says what it is, which `load_model` reads."""
+    try:
+        with open_tensors(path) as file:
+            if "flowdup" in file.metadata:
+                return {}
+            names = _check_fit(path, file, model, inputs)
+            weights = load_tensors(file.read())
+        if not all_finite(weights):
+            raise ValueError("it holds NaN or infinite numbers")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(
+            f"cannot read weights in {path} ({why}): give a run folder, a model that flowdup "
+            "saved, or a model's parameters as safetensors.torch.save_file writes them"
+        ) from None
+    return {n: weights[n].float() for n in names}
+
+
+def _check_fit(path: Path, file: StoredTensors, model: str, inputs: InputSpec) -> list[str]:
+    """The names of the model's weights, which must be those of the file, with the same shapes."""
     shapes = build_network(model, inputs.shape, inputs.classes, inputs.reader()).shapes
-    for name in dict.fromkeys((*shapes, *weights)):
-        theirs = tuple(weights[name].shape) if name in weights else "missing"
+    for name in dict.fromkeys((*shapes, *file.tensors)):
+        theirs = file.tensors[name].shape if name in file.tensors else "missing"
         ours = shapes.get(name, "missing")
         _refuse_difference(path, f"'{name}' (the model is '{model}')", theirs, ours)
-    return {n: weights[n].float() for n in shapes}
+        if (dtype := file.tensors[name].dtype) not in FLOATS:
+            raise ValueError(f"its '{name}' is of type {dtype}")
+    return list(shapes)
 
 
 def load_prior(path: Path, federation: FederationSpec) -> Params:

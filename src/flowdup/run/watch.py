@@ -71,8 +71,8 @@ class TrainingWatch:
             labels = torch.zeros(spec.classes)
             for client in population.validation:
                 labels += torch.bincount(client.labels[client.labels >= 0], minlength=spec.classes)
-            corrected = simulation.method.is_corrected
-            yield from find_dominating_class(simulation.predicted, labels, spec, corrected)
+            config = simulation.config
+            yield from find_dominating_class(simulation.predicted, labels, spec, config)
         embeds = simulation.method.has_embedding and "stuck-embedding" not in self.told
         if embeds and not early:
             clients = population.validation[:_EMBEDDINGS]
