@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from flowdup.errors import FederationError
 from flowdup.federation.record import NodeRecord, read_rounds
 from flowdup.federation.status import federation_status
 from flowdup.methods import Params
+from flowdup.models import build_network
 from flowdup.params import pack
+from flowdup.personal_model import PersonalModel
 from flowdup.personalize import load as load_federation
 from flowdup.personalize import load_model
 from flowdup.privacy import Draw, PrivateRounds, epsilon
@@ -88,6 +91,18 @@ def test_stages_run_across_nodes(tmp_path: Path) -> None:
     starts = [[row.get("start_accuracy") for row in each] for each in (_metrics(near.run), rows)]
     assert starts[0] == starts[1] and starts[0][2] is not None
     assert starts[0].count(None) == len(rows) - 1
+
+
+def test_nodes_read_inputs_as_the_start_does(tmp_path: Path) -> None:
+    start = tmp_path / "start.safetensors"
+    near = NearbyFederation(tmp_path, TABLE | {"start": str(start)})
+    theirs = replace(near.population.spec, mean=(0.5,), std=(0.2,))
+    network = build_network("mlp", theirs.shape, theirs.classes, theirs.reader())
+    weights = {n: p.detach() for n, p in network.module.named_parameters()}
+    PersonalModel("mlp", theirs, weights).save(start)
+    assert near.train(near.nodes()) == "finished"
+    assert load_federation(near.run).spec.inputs.mean == (0.5,)
+    assert apart(psi(near.run), simulated(near)[0]) < 1e-5
 
 
 CORRECTED = TABLE | {"method": TABLE["method"] | {"correction": "em"}}
