@@ -20,7 +20,8 @@ from accuracy import demo, in_detail, methods, other_data, precision, privacy  #
 from certified import by_k, by_p, certificates, pac_bayes, prediction_sets  # noqa: E402
 from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
-from reproduced import main_table, reproduced  # noqa: E402
+from reproduced import reproduced  # noqa: E402
+from scores import against_the_paper, scores  # noqa: E402
 from speed import (  # noqa: E402
     across_machines,
     benched,
@@ -88,7 +89,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "bench-gpu": partial(benched, file="gpu"),
     "set-sizes": set_sizes,
     "foreign": foreign,
-    "main": main_table,
+    "main": partial(scores, columns=("p = 0.1", "p = 1.0")),
+    "scores": scores,
+    "against-the-paper": against_the_paper,
     "reproduced": reproduced,
     "detail-cifar10": partial(in_detail, file="first-look", data="cifar10"),
     "detail-cifar10-others": partial(in_detail, file="first-look-others"),

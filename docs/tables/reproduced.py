@@ -8,49 +8,6 @@ from typing import Any
 from layout import Results, bold, grid, spread, tenths
 
 Cell = dict[str, Any]
-MAIN = {  # what README shows, in its words
-    "paper-cifar10-cnn": "CIFAR-10",
-    "paper-cifar10-resnet18": "CIFAR-10, ResNet18",
-    "paper-rotated-fashion-mnist": "rotated Fashion-MNIST",
-    "paper-rotated-mnist": "rotated MNIST",
-    "paper-femnist": "FEMNIST",
-}
-MAIN_COLUMNS = ("p = 0.1", "p = 1.0")
-MAIN_ROWS = {
-    "FLowDUP+": "**FLowDUP+**",
-    "FedAvg with pseudo-labels + calibrated EM": "FedAvg, pseudo-labels, calibrated EM",
-    "FedAvg + calibrated EM": "FedAvg, calibrated EM",
-    "ARM-CML": "ARM-CML",
-    "FLowDUP": "FLowDUP",
-}
-_NO_CELL: Cell = {"values": {"accuracy": []}}  # of a row that a table lacks
-
-
-def main_table(results: Results) -> str:
-    """The main tables at few and at all labels: FLowDUP+, its strongest rivals, the paper's."""
-    files = {name: results.root / f"results/{name}.json" for name in MAIN}
-    tables = {name: json.loads(file.read_bytes()) for name, file in files.items()}
-    cells = {
-        (name, cell["row"], cell["column"]): cell
-        for name, table in tables.items()
-        for cell in table["cells"]
-    }
-    places = [
-        (name, column)
-        for name in MAIN
-        for column in MAIN_COLUMNS
-        if _mean(cells[name, "FLowDUP+", column], "accuracy") is not None
-    ]
-    own = []
-    for name, column in places:
-        found = [cells.get((name, row, column), _NO_CELL) for row in MAIN_ROWS]
-        means = [_mean(cell, "accuracy") for cell in found]
-        own.append(bold([_spread(cell, "accuracy") for cell in found], means, max))
-    rows = zip(*own, strict=True)
-    body = [[title, *texts] for title, texts in zip(MAIN_ROWS.values(), rows, strict=True)]
-    for row in ("FLowDUP", "FedAvg"):
-        body.append([f"*{row}, the paper's*", *(_paper(cells[n, row, c]) for n, c in places)])
-    return grid(["accuracy, %", *(f"{MAIN[n]}, {c}" for n, c in places)], body)
 
 
 def reproduced(results: Results) -> str:
@@ -62,8 +19,9 @@ def reproduced(results: Results) -> str:
         if "rows" not in declared:  # a comparison
             continue
         file = results.root / f"results/{name}.json"
-        if file.exists():
-            parts.append(_section(json.loads(file.read_bytes()), results, "embedding" in declared))
+        table = json.loads(file.read_bytes()) if file.exists() else {"cells": []}
+        if done := [cell for cell in table["cells"] if cell["mean"] is not None]:
+            parts.append(_section(table, done, results, "embedding" in declared))
         else:
             missing.append(f"- [{name}](../experiments/{name}.toml): {declared['title']}\n")
     if missing:
@@ -71,9 +29,9 @@ def reproduced(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _section(table: dict[str, Any], results: Results, has_figure: bool) -> str:
-    cells = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
-    done = [cell for cell in cells.values() if cell["mean"] is not None]
+def _section(
+    table: dict[str, Any], done: Sequence[Cell], results: Results, has_figure: bool
+) -> str:
     seeds = len(table["seeds"])
     notes = [table["paper"], table["note"], table["unequal"] and f"Unequal: {table['unequal']}."]
     text = [
@@ -81,8 +39,9 @@ def _section(table: dict[str, Any], results: Results, has_figure: bool) -> str:
         f"[{table['table']}](../experiments/{table['table']}.toml). "
         + " ".join(note if note.endswith(".") else f"{note}." for note in notes if note)
         + f" {_measure(table['show'])}, up to {seeds} seed{'s' if seeds > 1 else ''}.\n",
-        _short(table, cells),
-        _detail(table["reference"], done),
+        _short(table),
+        _absent(table, done),
+        _folded(f"{table['title']}: every cell", _detail(table["reference"], done)),
     ]
     if any("support" in cell for cell in done):
         text.append(_by_support(done))
@@ -90,9 +49,18 @@ def _section(table: dict[str, Any], results: Results, has_figure: bool) -> str:
         text.append(_figure(table, results))
     elif has_figure:
         text.append("Its figure has not been drawn yet.\n")
-    if done:
-        text.append(_origins(done))
-    return "\n".join(text)
+    text.append(_origins(done))
+    return "\n".join(part for part in text if part)
+
+
+def _absent(table: dict[str, Any], done: Sequence[Cell]) -> str:
+    rows = [row for row in table["rows"] if row not in {cell["row"] for cell in done}]
+    return f"Not run yet: {', '.join(rows)}.\n" if rows else ""
+
+
+def _folded(title: str, text: str) -> str:
+    """Shown when a reader asks for it, on a code host as on the site."""
+    return f"<details markdown><summary>{title}</summary>\n\n{text}\n</details>\n"
 
 
 def _measure(name: str) -> str:
@@ -103,18 +71,22 @@ def _measure(name: str) -> str:
     }[name]
 
 
-def _short(table: dict[str, Any], cells: dict[tuple[str, str], Cell]) -> str:
-    """A line per row, the best of a column in bold, and the paper's line below where it has one."""
+def _short(table: dict[str, Any]) -> str:
+    """A line per row, the best of a column in bold, and the paper's line below where it has one.
+
+    Rows that have not run are left out, but for the paper's line.
+    """
+    cells = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
     columns, show = table["columns"], table["show"]
     own = {
-        column: {row: _mean(cells[row, column], show) for row in table["rows"]}
+        column: {row: mean_of(cells[row, column], show) for row in table["rows"]}
         for column in columns
     }
     best = {
         column: dict(
             zip(
                 values,
-                bold([_spread(cells[r, column], show) for r in values], [*values.values()], max),
+                bold([spread_of(cells[r, column], show) for r in values], [*values.values()], max),
                 strict=True,
             )
         )
@@ -122,9 +94,10 @@ def _short(table: dict[str, Any], cells: dict[tuple[str, str], Cell]) -> str:
     }
     body = []
     for row in table["rows"]:
-        body.append([row, *(best[column][row] for column in columns)])
-        if any(cells[row, column]["paper_mean"] is not None for column in columns):
-            body.append(["*paper*", *(_paper(cells[row, column]) for column in columns)])
+        paper = [paper_of(cells[row, column]) for column in columns]
+        texts = [best[column][row] for column in columns]
+        body += [[row, *texts]] if any(texts + paper) else []
+        body += [["*paper*", *paper]] if any(paper) else []
     return grid(["", *columns], body)
 
 
@@ -133,8 +106,8 @@ def _detail(reference: str, cells: Sequence[Cell]) -> str:
     head += [f"difference to {reference}"] if reference else []
     body = []
     for cell in cells:
-        line = [cell["row"], cell["column"], _spread(cell, "accuracy"), _spread(cell, "held_out")]
-        line += [_spread(cell, "worst_decile"), _paper(cell)]
+        measured = [spread_of(cell, name) for name in ("accuracy", "held_out", "worst_decile")]
+        line = [cell["row"], cell["column"], *measured, paper_of(cell)]
         line += [_difference(cell)] if reference else []
         failed = f", {len(cell['failed'])} failed" if cell["failed"] else ""
         body.append([*line, f"{len(cell['seeds'])}{failed}", _chosen(cell)])
@@ -162,17 +135,17 @@ def _values(cell: Cell, measure: str) -> list[float]:
     return values
 
 
-def _mean(cell: Cell, measure: str) -> float | None:
+def mean_of(cell: Cell, measure: str) -> float | None:
     """To a tenth, as it is shown, so that what looks alike is alike."""
     values = _values(cell, measure)
     return round(sum(values) / len(values), 1) if values else None
 
 
-def _spread(cell: Cell, measure: str) -> str:
+def spread_of(cell: Cell, measure: str) -> str:
     return spread(_values(cell, measure))
 
 
-def _paper(cell: Cell) -> str:
+def paper_of(cell: Cell) -> str:
     if cell["paper_mean"] is None:
         return ""
     return f"{tenths(cell['paper_mean'])} ± {tenths(cell['paper_std'])}"

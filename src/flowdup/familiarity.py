@@ -297,7 +297,7 @@ def _fit(embeddings: Tensor) -> Familiarity:
     variances = (lengths.square() / (count - 1)).clamp(min=_LEAST)
     m = min(DIRECTIONS, len(variances) - 1)
     rest = max(float(variances[m:].sum()) / max(width - m, 1), _LEAST)
-    own = directions[:m].to(mean.dtype), variances[:m].to(mean.dtype)
+    own = directions[:m].to(mean.dtype).contiguous(), variances[:m].to(mean.dtype)
     places = _draw((embeddings - mean).double() @ directions[:m].T, variances[:m])
     return Familiarity(mean, *own, rest, {}, 0.0, places)
 
