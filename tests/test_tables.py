@@ -114,3 +114,49 @@ def test_a_reproduced_table_stands_beside_the_papers_and_can_be_stale(copy: Path
     found["cells"][0]["values"]["accuracy"][0] = 12.3
     file.write_text(json.dumps(found))
     assert tables("--check", "--root", copy).returncode
+
+
+def cell(table: dict[str, Any], row: str, column: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        c for c in table["cells"] if (c["row"], c["column"]) == (row, column)
+    )
+    return found
+
+
+def test_the_nearest_method_is_the_one_ahead_of_all_others_with_the_same_seeds(copy: Path) -> None:
+    file = copy / "results/paper-femnist.json"
+    table = json.loads(file.read_bytes())
+    for found in table["cells"]:
+        found.pop("difference", None)
+    no_seed_in_common = None
+    rows = {"FLowDUP": -2.0, "FedAvg": 0.14, "FedAvg + calibrated EM": no_seed_in_common}
+    for row, ahead in rows.items():
+        gap = {"mean": ahead, "standard_error": 0.2}
+        cell(table, row, "p = 0.1").update(
+            values={key: [80.0, 82.0] for key in ("accuracy", "held_out", "worst_decile")},
+            difference={"accuracy": gap, "held_out": gap},
+        )
+    cell(table, "FLowDUP", "p = 0.2")["values"]["accuracy"] = [1.0]
+    file.write_text(json.dumps(table))
+    assert not tables("--root", copy).returncode
+    scores = "| 81.0 ± 1.4, FedAvg | -0.1 (0.2) | -0.1 (0.2) | 2 of 16 | 81.0 ± 1.4 |"
+    page = (copy / "docs/reproduction.md").read_text()
+    for text in ((copy / "README.md").read_text(), page):
+        assert scores in text
+    assert "| FEMNIST, CNN | 3 of 3 | 1 | FLowDUP, p = 0.1: 3.1; FLowDUP, p = 0.2: 85.1 |" in page
+
+
+def test_rows_and_tables_that_have_not_run_are_named(copy: Path) -> None:
+    file = copy / "results/paper-femnist.json"
+    table = json.loads(file.read_bytes())
+    for found in table["cells"]:
+        if found["row"] == "LAME":
+            found.update(mean=None, values={key: [] for key in found["values"]}, seeds=[])
+    file.write_text(json.dumps(table))
+    (copy / "results/question-points.json").unlink()
+    assert not tables("--root", copy).returncode
+    page = (copy / "docs/reproduction.md").read_text()
+    [named] = [t for t in page.split("### FEMNIST, CNN")[1].splitlines() if "Not run yet" in t][:1]
+    assert "LAME" in named
+    title = load_experiment(str(copy / "experiments/question-points.toml")).title
+    assert f"): {title}\n" in page.split("### Not run yet")[1]
