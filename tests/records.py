@@ -23,4 +23,4 @@ def record(config: Config, validation: float, test: float | None = None) -> dict
         return found
     accuracy = {"accuracy": {"mean": test, "worst_decile": test - 10}}
     readings = {"transductive": accuracy, "held_out": accuracy}
-    return found | {"k": 10, "cost": {"bytes_up": 4}, "test": readings}
+    return found | {"k": 10, "cost": {"bytes_up": 4, "bytes_once": 0}, "test": readings}

@@ -139,11 +139,25 @@ def test_the_nearest_method_is_the_one_ahead_of_all_others_with_the_same_seeds(c
     cell(table, "FLowDUP", "p = 0.2")["values"]["accuracy"] = [1.0]
     file.write_text(json.dumps(table))
     assert not tables("--root", copy).returncode
-    scores = "| 81.0 ± 1.4, FedAvg | -0.1 (0.2) | -0.1 (0.2) | 2 of 16 | 81.0 ± 1.4 |"
+    scores = "| 81.0 ± 1.4, FedAvg | -0.14 (0.20) | -0.14 (0.20) | 2 of 16 | 81.0 ± 1.4 |"
     page = (copy / "docs/reproduction.md").read_text()
     for text in ((copy / "README.md").read_text(), page):
         assert scores in text
     assert "| FEMNIST, CNN | 3 of 3 | 1 | FLowDUP, p = 0.1: 3.1; FLowDUP, p = 0.2: 85.1 |" in page
+
+
+def test_clients_of_a_single_point_have_no_other_half(copy: Path) -> None:
+    file = copy / "results/paper-femnist.json"
+    table = json.loads(file.read_bytes())
+    for found in table["cells"]:
+        found["values"]["held_out"] = [None for _ in found["seeds"]]
+        if "difference" in found:
+            found["difference"]["held_out"] = {"mean": None, "standard_error": None}
+    file.write_text(json.dumps(table))
+    done = tables("--root", copy)
+    assert not done.returncode, done.stderr
+    [line] = [t for t in (copy / "README.md").read_text().splitlines() if "| FEMNIST, p = 0.1" in t]
+    assert line.split("|")[5].strip() == ""
 
 
 def test_rows_and_tables_that_have_not_run_are_named(copy: Path) -> None:

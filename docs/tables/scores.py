@@ -82,11 +82,12 @@ def _lead(cell: Cell) -> float:
 def _ahead(cell: Cell, measure: str) -> str:
     """With its standard error, and in bold if it is more than that."""
     found = cell["difference"][measure]
+    if found["mean"] is None:
+        return ""
     lead, error = -found["mean"], found["standard_error"]
-    text = f"{'+' if lead >= 0 else '-'}{tenths(abs(lead))}"
     if error is None:
-        return text
-    return (f"**{text}**" if abs(lead) > error else text) + f" ({tenths(error)})"
+        return f"{lead:+.2f}"
+    return (f"**{lead:+.2f}**" if abs(lead) > error else f"{lead:+.2f}") + f" ({error:.2f})"
 
 
 def _below_paper(cell: Cell) -> float:

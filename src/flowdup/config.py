@@ -68,10 +68,8 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    start: str = (
-        ""  # a run folder, or a safetensors file of a model's weights, from which the first
-    )
-    # stage begins; inputs are read with mean and std of the start, if it has them
+    start: str = ""  # a run folder or a safetensors file whose weights the first stage begins from;
+    # inputs are read with mean and std of the start, if it has them
     prior: str = ""  # a run folder of the same federation, whose psi training begins from
     before: tuple[Stage, ...] = ()  # stages that come first, [[before]] each: what differs in them
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from flowdup import evaluate_run, train_run
 from flowdup.campaign import Records, Request, load_experiment, plan, reproduce, schedule
-from flowdup.campaign.schedule import run_folder
 from flowdup.cli import app
 from flowdup.errors import ConfigError, GpuMemoryError
 from flowdup.methods import METHODS
 from flowdup.registry import import_modules
+from flowdup.run import RunFolder
 from flowdup.run.lock import locked
 
 TABLE = """
@@ -210,12 +210,22 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_told_in_the_end(tmp_pa
 def test_a_run_that_another_campaign_has_in_hand_is_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TABLE)
     runs = load_experiment(str(tmp_path / "tiny.toml"), rows="FedAvg").cells[0].candidates[0].runs
-    with locked(run_folder(tmp_path / "work", runs[0].digest)):
+    with locked(RunFolder(tmp_path / "work" / runs[0].digest[:16])):
         events = told(tmp_path, rows="FedAvg", jobs=1)
     assert titles(events) == ["tiny: FedAvg, all, client.optimizer.lr = 0.1, seed 0"]
-    # this one, and two seeds of what it will have decided
-    assert events[-1] == {"left": 3, "elsewhere": 1}
+    assert events[-1] == {"left": 3}  # this one, and two seeds of what it will have decided
     assert len(titles(told(tmp_path, rows="FedAvg"))) == 3
+
+
+def test_what_another_campaign_has_done_meanwhile_is_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TABLE)
+    short_of_time = reproduce(request(tmp_path, rows="FedAvg", seconds=1e-6))
+    next(short_of_time)  # it has read that no run is known
+    told(tmp_path, rows="FedAvg")
+    last = [*short_of_time][-1].data
+    assert last == {"results": str(tmp_path / "tiny.json")}  # and not that runs are left
+    cells = json.loads((tmp_path / "tiny.json").read_bytes())["cells"]
+    assert next(cell for cell in cells if cell["row"] == "FedAvg")["seeds"] == [0, 1]
 
 
 @contextmanager

@@ -208,9 +208,11 @@ def plain(tmp_path: Path) -> Path:
     return tmp_path / "plain.safetensors"
 
 
-def test_a_run_begins_from_weights_of_anybodys(plain: Path) -> None:
+@pytest.mark.parametrize("data", [{}, {"source": "folder", "path": "clients", "normalize": False}])
+def test_a_run_begins_from_weights_of_anybodys(data: dict[str, Any], plain: Path) -> None:
+    """They say nothing of how inputs are read, so these are read as the clients' own are."""
     people = read_otherwise(0.9)
-    simulation = Simulation(shaky(start=str(plain)), people, stage=0)
+    simulation = Simulation(shaky(start=str(plain), data=data), people, stage=0)
     assert equal(simulation.initial_state().psi, begins_at(shaky(seed=8)))
     assert simulation.federation.inputs == people.spec
 
@@ -229,7 +231,9 @@ def test_weights_with_other_names_or_shapes_are_no_start(plain: Path) -> None:
     wrong = {
         f"its '{name}' .*the model is 'mlp'.* is \\(3, 3\\) there": weights
         | {name: torch.ones(3, 3)},
-        "its 'another' .* is .* there and missing here": weights | {"another": torch.ones(2)},
+        "'another' is no parameter of the model 'mlp', which has 1.weight, .* without buffers": (
+            weights | {"another": torch.ones(2)}
+        ),
         f"its '{name}' .* is missing there": {n: w for n, w in weights.items() if n != name},
         "it holds NaN": {n: w * torch.nan for n, w in weights.items()},
         "its '1.weight' is of type I64": {n: w.long() for n, w in weights.items()},

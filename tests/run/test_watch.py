@@ -11,12 +11,12 @@ import pytest
 import torch
 from commands.here import flowdup, flowdup_on_terminal
 from npz_clients import balanced, write_clients
-from small import population
+from small import METHODS, population
+from staged import shaky
 
 from flowdup import load
 from flowdup.config import Config, read_config
-from flowdup.data import InputSpec
-from flowdup.errors import TrainingWarning
+from flowdup.errors import ConfigError, TrainingWarning
 from flowdup.optimizers import OptimizerConfig
 from flowdup.run import train_run
 from flowdup.run.findings import find_dominating_class, find_overfitting
@@ -97,19 +97,42 @@ def test_what_needs_validation_clients_is_told_that_none_has_labels(tmp_path: Pa
     for name, work in (("patient", patient), ("corrected", corrected)):
         found = told(work, tmp_path / name)
         assert list(found) == [1] and "no validation client has a label" in found[1][0]
+        assert ("run.patience ends no stage" in found[1][0]) == (name == "patient")
+        assert ("models are not calibrated" in found[1][0]) == (name == "corrected")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "flowdup"])
+ROWS = [{"round": n, "loss": 1.0 / n, "validation_accuracy": 90.0 - n} for n in (1, 2)]
+REMEDIES = ("run.keep", "run.patience", "method.subspace.k", "client.shift", "client.mirror")
+
+
+def test_nobody_is_advised_what_a_run_has() -> None:
+    (found,) = find_overfitting(ROWS, config(None, FLOWDUP, run={"keep": "last"}))
+    assert all(remedy in found.remedy for remedy in REMEDIES)
+    client = {"shift": 1, "mirror": True}
+    work = config(None, FEDAVG, client=client, run={"keep": "best", "patience": 3})
+    (found,) = find_overfitting(ROWS, work)
+    assert found.remedy == "try more clients, or fewer rounds"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_nobody_is_advised_what_a_method_lacks_or_has(name: str) -> None:
-    work = config(None, FLOWDUP if name == "flowdup" else FEDAVG)
-    rows = [{"round": n, "loss": 1.0 / n, "validation_accuracy": 90.0 - n} for n in (1, 2)]
-    (found,) = find_overfitting(rows, work)
-    assert ("method.subspace.k" in found.remedy) == (name == "flowdup")
-    counts, spec = (torch.tensor([9, 1]), torch.tensor([5, 5])), InputSpec((3,), "float32", 2)
-    for method in ({"name": name}, {"name": "fedavg-la"}, {"name": name, "correction": "em"}):
-        (found,) = find_dominating_class(*counts, spec, config(None, method))
-        assert ("fedavg-la" in found.remedy) == (method["name"] == name)
-        assert ("method.correction" in found.remedy) == ("correction" not in method)
+    def advice(correction: str) -> str:
+        simulation = Simulation(
+            shaky(1, method=METHODS[name] | {"correction": correction}), population()
+        )
+        counts = torch.full((2, simulation.population.spec.classes), 10.0)
+        counts[0, 0] = 100
+        (found,) = find_dominating_class(*counts, simulation)
+        return found.remedy
+
+    plain = advice("none")
+    adjusted = METHODS[name]["name"] in ("fedavg-la", "fedavg-pseudo", "flowdup-plus")
+    assert ("fedavg-la" in plain) != adjusted
+    if "method.correction" in plain:
+        assert "method.correction" not in advice("em")
+    else:
+        with pytest.raises(ConfigError, match=r"choose method\.correction = 'none'"):
+            advice("em")
 
 
 def test_embeddings_that_are_alike_are_told(tmp_path: Path) -> None:

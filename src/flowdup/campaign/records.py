@@ -103,9 +103,15 @@ def _read_lines(path: Path) -> Iterator[Record]:
 
 def _check_tested(record: Record) -> None:
     try:
-        found = [*accuracies(record).values(), *by_support(record).values()]
+        found = accuracies(record)
+        whole = [found["accuracy"], found["worst_decile"]]
+        halves = [found["held_out"], found["held_out_worst_decile"]]
+        are_numbers = all(isinstance(number, int | float) for number in whole)
         # clients of a single point have no other half
-        are_numbers = all(isinstance(number, int | float | None) for number in found)
+        are_numbers &= all(
+            isinstance(number, int | float | None)
+            for number in (*halves, *by_support(record).values())
+        )
     except (KeyError, TypeError):
         are_numbers = False
     if not are_numbers:

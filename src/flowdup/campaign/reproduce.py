@@ -10,9 +10,8 @@ from flowdup.campaign.cells import Experiment
 from flowdup.campaign.experiment import experiment_names, load_experiment
 from flowdup.campaign.records import Records
 from flowdup.campaign.results import write_results
-from flowdup.campaign.schedule import Progress, plan, run_campaign, run_folder
+from flowdup.campaign.schedule import Progress, plan, run_campaign
 from flowdup.errors import ConfigError, FlowdupError, shorten
-from flowdup.run.lock import is_locked
 from flowdup.settings import nearest
 
 ALL = "all"
@@ -75,6 +74,7 @@ def reproduce(
             yield _done(progress)
     except (FlowdupError, RuntimeError) as raised:  # of a run: there are results of the others
         error = raised
+    records.merge([Records.read(request.records)])  # what other processes have done since
     for experiment in whole:
         path = write_results(experiment, records, request.results)
         yield Event(f"wrote {path}", {"results": str(path)})
@@ -83,10 +83,8 @@ def reproduce(
     left = plan(chosen, records)
     if left.missing or left.later:
         count = len(left.missing) + left.later
-        busy = sum(is_locked(run_folder(work, digest)) for digest in left.missing)
-        elsewhere = f" ({busy} of them in hand elsewhere)" if busy else ""
-        sentence = f"{count} runs are left{elsewhere}: the same command goes on with them"
-        yield Event(sentence, {"left": count, "elsewhere": busy})
+        sentence = f"{count} runs are left: the same command goes on with them"
+        yield Event(sentence, {"left": count})
 
 
 def _load(request: Request) -> tuple[list[Experiment], list[Experiment]]:

@@ -115,7 +115,7 @@ def _cell(experiment: Experiment, cell: Cell, records: Records) -> dict[str, Any
 
 def _first_cost(found: dict[int, Record], key: str) -> int | None:
     """A client's, the same for every seed."""
-    return next((record["cost"].get(key, 0) for record in found.values()), None)
+    return next((record["cost"][key] for record in found.values()), None)
 
 
 def _differences(cell: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:

@@ -105,11 +105,6 @@ def plan(experiments: Sequence[Experiment], records: Records) -> Plan:
     return Plan(known, missing, later)
 
 
-def run_folder(work: Path, digest: str) -> RunFolder:
-    """Where a campaign trains the run of an identity."""
-    return RunFolder(work / digest[:_FOLDER_DIGITS])
-
-
 def _without_familiarity(config: Config) -> Config:
     """Storing nothing to tell foreign clients by, which takes as long as many rounds."""
     return replace(config, run=replace(config.run, false_alarms=0.0))
@@ -168,7 +163,7 @@ def run_campaign(
             del in_hand[path]
         waiting.clear()
         for digest, need in latest.missing.items():
-            folder = run_folder(work, digest)
+            folder = RunFolder(work / digest[:_FOLDER_DIGITS])
             trained = records.get(need.run) is not None and folder.started
             lasts = 0.0 if trained else longest.get(kind(need), 0.0)
             fits = time.monotonic() + lasts <= end

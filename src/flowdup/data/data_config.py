@@ -65,7 +65,7 @@ class DataConfig:
     input_columns: tuple[str, ...] = ("x",)  # table or CSV; where x is a column of numbers, or a
     # CSV has none: all columns of numbers
     normalize: bool = True  # where mean and std are empty: by those of the training clients' inputs
-    # per channel, from sums, not data, or of `start`; lazy clients' inputs stay as they are
+    # per channel, from sums, not data, or of `start`; lazy clients have those of `start` alone
     mean: tuple[float, ...] = ()  # per channel, taken off before std divides
     std: tuple[float, ...] = ()  # per channel, divides what mean has left
 

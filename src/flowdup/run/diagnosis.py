@@ -19,11 +19,12 @@ from flowdup.run.findings import (
     accuracies,
     find_clipping,
     find_dominating_class,
-    find_no_validation,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
+    has_subspace,
     is_finite,
+    no_validation,
     stage_rows,
 )
 from flowdup.run.folder import Metrics, RunFolder
@@ -53,12 +54,13 @@ def diagnose_run(out: str | Path) -> Diagnosis:
         told = "gradients, embeddings and predictions: the clients were given in Python"
         unknown.append(told)
         if _is_finished(folder, config) and not accuracies(rows):
-            findings += find_no_validation([])
+            findings.append(no_validation(config))
         return Diagnosis(findings, unknown)
     population = load_population(config.data, Stream(config.seed).child("data"))
     check_clients(folder, listing_of(population))
     labeled = [c for c in population.validation if c.labeled]
-    findings += find_no_validation(population.validation)
+    if not labeled:
+        findings.append(no_validation(config, len(population.validation)))
     findings += _of_gradients(folder, config, population)
     findings += _of_embeddings(folder, population)
     findings += _of_predictions(folder, config, population, labeled[:_MOST_CLIENTS])
@@ -103,7 +105,7 @@ def _of_stages(rows: Sequence[Metrics], config: Config) -> Iterator[Finding]:
         max((a for _, a in accuracies(stage_rows(rows, number))), default=math.nan)
         for number in range(len(config.stages))
     ]
-    larger = ", a larger method.subspace.k" if "subspace" in config.method.table() else ""
+    larger = ", a larger method.subspace.k" if has_subspace(config.method) else ""
     for number, stage in enumerate(config.before):
         if best[number] >= best[-1]:
             yield Finding(
@@ -161,7 +163,7 @@ def _of_predictions(
         predicted += torch.bincount(answers, minlength=classes)
         truly += torch.bincount(y, minlength=classes)
         found.append(100 * float((answers == y).double().mean()))
-    yield from find_dominating_class(predicted, truly, population.spec, config)
+    yield from find_dominating_class(predicted, truly, simulation)
     accuracy, guessing = fmean(found), 100 * float(truly.max() / truly.sum())
     if accuracy <= guessing:
         yield Finding(

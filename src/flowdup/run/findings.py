@@ -15,8 +15,8 @@ from torch.nn.utils import get_total_norm
 
 from flowdup.batches import batch_plan, cap_batch_size, local_batches
 from flowdup.config import Config
-from flowdup.data import ClientData, InputSpec
-from flowdup.methods import Batch, Params
+from flowdup.data import ClientData
+from flowdup.methods import Batch, MethodConfig, Params
 from flowdup.report import is_number
 from flowdup.run.folder import Metrics
 from flowdup.run.simulation import Simulation
@@ -48,27 +48,41 @@ def find_overfitting(rows: Sequence[Metrics], config: Config) -> Iterator[Findin
     (best, top), (last, end) = max(found, key=lambda pair: (pair[1], -pair[0])), found[-1]
     then, now = (_loss_until(stage, number) for number in (best, last))
     if top - end >= _DROP and now <= _LOSS_FALLS * then:
-        smaller = "a smaller method.subspace.k, " if "subspace" in config.method.table() else ""
+        tries = {
+            "run.keep = 'best'": config.run.keep != "best",
+            "run.patience": not config.run.patience,
+            "a smaller method.subspace.k": has_subspace(config.method),
+            "client.shift for images": not config.client.shift,
+            "client.mirror where a mirrored image means the same": not config.client.mirror,
+            "more clients": True,
+        }
         yield Finding(
             "over-fitting",
             {"best_round": best, "best": top, "last": end, "loss_then": then, "loss_now": now},
             f"since round {best} accuracy on validation clients fell from {top:.1f}% to {end:.1f}% "
             f"while the training loss fell from {then:.3g} to {now:.3g}",
-            f"keep run.keep = 'best' and set run.patience; then try {smaller}client.shift or "
-            "client.mirror for images, more clients, or fewer rounds",
+            f"try {', '.join(remedy for remedy, fits in tries.items() if fits)}, or fewer rounds",
         )
 
 
-def find_no_validation(clients: Sequence[ClientData]) -> Iterator[Finding]:
-    """By the validation clients."""
-    if not any(client.labeled for client in clients):
-        yield Finding(
-            "no-validation",
-            {"clients": len(clients), "labeled": 0},
-            "no validation client has a label: no round can be called the best, and models are not "
-            "calibrated",
-            "set data.validation_clients, and give some of these clients labels",
-        )
+def no_validation(config: Config, clients: int | None = None) -> Finding:
+    """What it means that no validation client has labels, of so many, if that is known."""
+    lost = ["no round can be called the best"]
+    if config.method.common.correction != "none":
+        lost.append("models are not calibrated")
+    if config.run.patience:
+        lost.append("run.patience ends no stage")
+    return Finding(
+        "no-validation",
+        {"labeled": 0.0} | ({} if clients is None else {"clients": clients}),
+        f"no validation client has a label: {', and '.join(lost)}",
+        "set data.validation_clients, and give some of these clients labels",
+    )
+
+
+def has_subspace(method: MethodConfig) -> bool:
+    """Whether personal models differ in the k numbers of `method.subspace`."""
+    return "subspace" in method.table()
 
 
 def find_stuck_embedding(r: Tensor) -> Iterator[Finding]:
@@ -89,18 +103,20 @@ def find_stuck_embedding(r: Tensor) -> Iterator[Finding]:
 
 
 def find_dominating_class(
-    predicted: Tensor, labels: Tensor, spec: InputSpec, config: Config
+    predicted: Tensor, labels: Tensor, simulation: Simulation
 ) -> Iterator[Finding]:
     """By how many points of validation clients are of each class, as predicted and truly."""
+    method, spec = simulation.config.method, simulation.population.spec
     predicted, truly = predicted / predicted.sum(), labels / labels.sum()  # [classes]
     most = int(predicted.argmax())
     name = spec.class_names[most] if spec.class_names else str(most)
     if predicted[most] - truly[most] >= _MORE:
-        remedies = {
-            "method.name = 'fedavg-la'": config.method.name != "fedavg-la",
-            "method.correction = 'em'": config.method.common.correction == "none",
+        tries = {
+            "method.name = 'fedavg-la'": "adjusted" not in method.table(),
+            "method.correction = 'em'": method.common.correction == "none"
+            and not simulation.method.predicts_jointly,
         }
-        untried = " or ".join(remedy for remedy, is_new in remedies.items() if is_new)
+        untried = " or ".join(remedy for remedy, fits in tries.items() if fits)
         yield Finding(
             "one-class-dominates",
             {"class": most, "predicted": float(predicted[most]), "labels": float(truly[most])},

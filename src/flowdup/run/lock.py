@@ -9,7 +9,7 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from flowdup.errors import FolderInUseError
 from flowdup.files import cannot_write, remove_stale_temporaries, try_lock
@@ -36,15 +36,6 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # which frees the lock
-
-
-def is_locked(folder: RunFolder) -> bool:
-    """Whether a process trains into a run folder."""
-    if not folder.lock.is_file():
-        return False
-    with folder.lock.open("rb") as file, suppress(OSError):  # where files cannot be locked
-        return not try_lock(file.fileno())
-    return False
 
 
 def _take(descriptor: int, folder: RunFolder) -> None:

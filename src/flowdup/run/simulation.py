@@ -86,9 +86,9 @@ class Simulation:
         _LOG.info("building the model '%s' and the method '%s'", config.model, config.method.name)
         if self.stage == 0 and config.start and not start:
             start, inputs = load_start(Path(config.start), config.model, inputs)
-            check_reading(config.data, config.start, inputs)
             self.start = start
             if inputs != population.spec:
+                check_reading(config.data, config.start, inputs)
                 _LOG.info("reading inputs with mean and standard deviation of %s", config.start)
         self.population = population = replace(population, spec=inputs)
         self.method: Method = self._build(config, start)

@@ -7,7 +7,7 @@ from pathlib import Path
 from flowdup.checkpoint import checkpoint_in, load_checkpoint
 from flowdup.data import MEMORY, DataConfig, InputSpec
 from flowdup.data.sources import SOURCES
-from flowdup.errors import CheckpointError, ConfigError, FlowdupError
+from flowdup.errors import CheckpointError, ConfigError, FlowdupError, shorten
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import Params
 from flowdup.models import Weights, build_network
@@ -88,9 +88,14 @@ def _check_fit(path: Path, file: StoredTensors, model: str, inputs: InputSpec) -
     """The names of the model's weights, which must be those of the file, with the same shapes."""
     shapes = build_network(model, inputs.shape, inputs.classes, inputs.reader()).shapes
     for name in dict.fromkeys((*shapes, *file.tensors)):
+        if name not in shapes:
+            raise ConfigError(
+                f"a run cannot start from {path}: '{name}' is no parameter of the model '{model}', "
+                f"which has {shorten(', '.join(shapes), 200)}; store these alone, by these names, "
+                "without buffers and prefixes"
+            )
         theirs = file.tensors[name].shape if name in file.tensors else "missing"
-        ours = shapes.get(name, "missing")
-        _refuse_difference(path, f"'{name}' (the model is '{model}')", theirs, ours)
+        _refuse_difference(path, f"'{name}' (the model is '{model}')", theirs, shapes[name])
         if (dtype := file.tensors[name].dtype) not in FLOATS:
             raise ValueError(f"its '{name}' is of type {dtype}")
     return list(shapes)

@@ -11,10 +11,10 @@ from flowdup.run.findings import (
     Finding,
     find_clipping,
     find_dominating_class,
-    find_no_validation,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
+    no_validation,
 )
 from flowdup.run.folder import Metrics
 from flowdup.run.remote import RemotePopulation
@@ -43,7 +43,8 @@ class TrainingWatch:
     def add(self, simulation: Simulation, state: ServerState, metrics: Metrics) -> None:
         """Look at the round that a simulation has just done, if it was evaluated."""
         self.rows.append(metrics)
-        self._tell(state, _find_no_validation(simulation))
+        if "no-validation" not in self.told and _lacks_validation(simulation, metrics):
+            self._tell(state, [no_validation(simulation.config)])
         if "validation_accuracy" not in metrics:
             return
         if simulation.stage != self.stage:
@@ -71,8 +72,7 @@ class TrainingWatch:
             labels = torch.zeros(spec.classes)
             for client in population.validation:
                 labels += torch.bincount(client.labels[client.labels >= 0], minlength=spec.classes)
-            config = simulation.config
-            yield from find_dominating_class(simulation.predicted, labels, spec, config)
+            yield from find_dominating_class(simulation.predicted, labels, simulation)
         embeds = simulation.method.has_embedding and "stuck-embedding" not in self.told
         if embeds and not early:
             clients = population.validation[:_EMBEDDINGS]
@@ -88,12 +88,14 @@ class TrainingWatch:
                     yield found
 
 
-def _find_no_validation(simulation: Simulation) -> Iterator[Finding]:
-    """Where what was asked for needs validation clients."""
-    population = simulation.population
-    needed = simulation.config.run.patience or simulation.method.is_corrected
-    if needed and not isinstance(population, RemotePopulation):
-        yield from find_no_validation(population.validation)
+def _lacks_validation(simulation: Simulation, metrics: Metrics) -> bool:
+    """Whether what was asked for needs labels of validation clients, and there are none."""
+    population, run = simulation.population, simulation.config.run
+    if not (run.patience or simulation.method.is_corrected):
+        return False
+    if isinstance(population, RemotePopulation):  # who has labels shows when they are asked
+        return metrics["round"] % run.evaluate_every == 0 and "validation_accuracy" not in metrics
+    return not any(client.labeled for client in population.validation)
 
 
 @torch.no_grad()
