@@ -29,10 +29,11 @@ keep() {
 
 work_on() {  # QUEUE END
   cd "$lease/tree"
+  trap 'echo "== the queue has ended"' EXIT
   if [ -e "$lease/carry/unpack" ]; then (cd "$lease/carry" && bash unpack); fi
-  while read -r -u 3 line; do
+  while read -r -u 3 line || [ -n "$line" ]; do
     left=$(($2 - $(date +%s)))
-    if [ "$left" -le 0 ] || [ -z "$line" ]; then continue; fi
+    if [ "$left" -le 0 ] || [ -z "$line" ] || [ "${line:0:1}" = "#" ]; then continue; fi
     echo "== $left seconds for: $line"
     mapfile -t arguments < <(xargs printf '%s\n' <<<"$line") # which reads quotes
     PYTHONPATH=src python3 -m flowdup.campaign "${arguments[@]}" --seconds "$left" \
@@ -40,24 +41,23 @@ work_on() {  # QUEUE END
       --merge results/runs.jsonl --records "$lease/records.jsonl" \
       --work "$lease/runs" --results "$lease/results" || echo "== it ended with $?"
   done 3<"$1"
-  echo "== the queue is done"
 }
 
 begin() {  # SECONDS QUEUE
   local end=$(($(date +%s) + $1 - margin))
   keep
   cp "$2" "$lease/queue"
-  if [ "$device" = cuda ]; then nvidia-cuda-mps-control -d; fi
+  if [ "$device" = cuda ]; then nvidia-cuda-mps-control -d || true; fi # it may run already
   setsid nohup bash "$lease/tree/experiments/lease.sh" work_on "$lease/queue" "$end" >"$lease/log" 2>&1 </dev/null &
 }
 
 watch() {  # SECONDS
   for ((waited = 0; waited < $1; waited += 5)); do
     sleep 5
-    if grep -q '^== the queue is done' "$lease/log"; then break; fi
+    if grep -q '^== the queue has ended' "$lease/log"; then break; fi
   done
   tail -n 40 "$lease/log"
   if [ -e "$lease/records.jsonl" ]; then cp "$lease/records.jsonl" "${OUT:-.}"; fi
 }
 
-"$@"
+"${@:?one of keep, begin, watch}"

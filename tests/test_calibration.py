@@ -66,10 +66,30 @@ def test_logits_that_are_right_stay_as_they_are() -> None:
     assert bias.abs().max() < 0.1
 
 
-def test_a_class_that_no_client_has_keeps_a_finite_bias() -> None:
-    logits, y = sharp_logits(500, [0.5, 0.5])
-    _, bias = fit_scale_and_bias(torch.cat([logits, torch.ones(500, 1)], 1), y)
-    assert -8 < float(bias[2]) < -1
+def test_a_class_that_no_client_has_is_predicted_as_before() -> None:
+    """What is fitted on clients that lack a class must not teach that there is none."""
+    logits, y = sharp_logits(500, [0.3, 0.3, 0.2, 0.2])
+    planted = torch.tensor([0.9, -0.5, 0.0, 0.0], dtype=EXACT)
+    scale, bias = fit_scale_and_bias((logits - planted)[y < 2], y[y < 2])
+    assert float(bias[0] - bias[1]) == pytest.approx(1.4, abs=0.3)
+    assert bias[2:].tolist() == pytest.approx(2 * [float(bias[:2].mean())])
+    for of in (2, 3):
+        before, after = (rows.argmax(1) == of for rows in (logits, scale * logits + bias))
+        assert after.sum() > 0.9 * before.sum() > 0
+
+
+@pytest.mark.parametrize("clients", [[0, 0, 0], [1, 0, 1, 1]])
+def test_one_class_or_two_of_many_say_nothing_of_the_others(clients: list[int]) -> None:
+    y = torch.tensor(clients)
+    _, bias = fit_scale_and_bias(torch.eye(5, dtype=EXACT)[y], y)
+    assert bias[2:].tolist() == pytest.approx(3 * [float(bias[sorted({*clients})].mean())])
+
+
+def test_a_few_points_that_are_all_right_do_not_make_models_sure_of_everything() -> None:
+    y = torch.arange(30) % 3
+    few, _ = fit_scale_and_bias(torch.eye(3, dtype=EXACT)[y], y)
+    many, _ = fit_scale_and_bias(torch.eye(3, dtype=EXACT)[y.repeat(100)], y.repeat(100))
+    assert 2 < float(few) < 6 < float(many) < 15
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e30])
@@ -124,6 +144,15 @@ def test_among_equals_the_least_correction_is_taken() -> None:
     sure = 30 * torch.eye(3, dtype=EXACT)[y]
     found = calibrate({move: [sure] for move in MOVES}, [y]).correction
     assert [float(found[n]) for n in ("move", "strength", "sparsity")] == [0, 0, 0]
+
+
+def test_among_equally_accurate_moves_the_one_with_the_least_loss_is_taken() -> None:
+    y = torch.arange(12) % 3
+    sure = torch.eye(3, dtype=EXACT)[y]
+    doubts = sure + torch.eye(3, dtype=EXACT)[(y + 1) % 3] * 0.8
+    found = calibrate({0.0: [doubts], 1.0: [sure]}, [y])
+    assert float(found.correction["move"]) == 1
+    assert found.loss < calibrate({0.0: [doubts]}, [y]).loss
 
 
 def test_the_move_with_the_best_accuracy_is_taken() -> None:

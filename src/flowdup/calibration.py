@@ -4,15 +4,17 @@ Bias-corrected temperature scaling (Alexandari, Kundaje, Shrikumar, ICML 2020): 
 minimise the negative log-likelihood of softmax(scale logits + bias) over all labeled points, so
 that logits are right on average.  `sparsity` and `strength` of the prior, and `move`, how far
 personal models go from everyone's, are then those of a grid with the best mean accuracy over
-clients, and the least of them among equals.
+clients.  Among equals that is the least correction, and the `move` with the least loss.
 
 What is asked of clients are sums and accuracies (`LabeledClients`), so that a fit is the same
 whether they are here or on other machines.
 
-Beware: the clients should have classes in the proportion that new clients will have, all together.
+Beware: the clients should have classes in the proportion that new clients will have, all together;
+a class that none of them has keeps the place that the logits give it.
 Points whose logits are NaN or infinite teach nothing, so that what is found is always finite.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -29,7 +31,10 @@ from flowdup.prior import log_prior, sparsity_for
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
 STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
 SPARSITIES = (0.0, 0.01, 0.03, 0.05, 0.08)  # for up to ten classes
-_RIDGE = 1e-3  # on the bias, for classes that no client has
+_RIDGE = 1e-3  # on the bias
+_NO_SCALE = torch.tensor(-1e3, dtype=torch.float64)  # the logarithm of 0, nearly
+_SCALE_VARIANCE = 1.0  # of the logarithm of the scale, a priori: where few points are all right, no
+# scale would be large enough
 _ITERATIONS = 50
 _BYTES = 2**27  # of logits, of as many settings as a GPU tries at once; a CPU's caches hold one
 
@@ -46,6 +51,7 @@ class Calibration(NamedTuple):
     correction: Params  # move [], scale [], bias [classes], sparsity [], strength []
     accuracies: Tensor  # of the clients with it, in percent [clients]
     predicted: Tensor  # how many labeled points are predicted to be of each class [classes]
+    loss: float  # mean negative log-likelihood of their points at this scale and bias
 
 
 def uncorrected(classes: int, move: float = 1.0) -> Params:
@@ -66,6 +72,12 @@ class Likelihood(NamedTuple):
     points: int
     loss: Tensor  # the negative log-likelihood []
     gradient: Tensor  # its, by the logarithm of the scale and by the bias [1 + classes]
+
+    @property
+    def mean(self) -> float:
+        """The loss of a point; infinite where there are none, or where it is no number."""
+        mean = float(self.loss) / self.points if self.points else math.inf
+        return mean if math.isfinite(mean) else math.inf
 
 
 class Grid(NamedTuple):
@@ -156,7 +168,7 @@ def calibrate(
 ) -> Calibration:
     """From uncorrected logits [n, classes] of clients with labels [n], -1 where there is none.
 
-    By `move`, there may be several sets of logits to choose from, the first among equals.
+    By `move`, there may be several sets of logits to choose from.
     """
     return fit_correction(ClientsHere(logits, labels, torch.device(device)))
 
@@ -165,7 +177,8 @@ def fit_correction(clients: LabeledClients) -> Calibration:
     """The best correction for these clients, of which sums and accuracies are all that is asked."""
     found = []
     for move in clients.moves:
-        scale, bias = fit_by_sums(partial(clients.likelihood, move), clients.classes)
+        ask = partial(clients.likelihood, move)
+        scale, bias = fit_by_sums(ask, clients.classes)
         accuracies, predicted = clients.grid(move, scale, bias)
         best = int(accuracies.mean(1).argmax())  # the first among equals
         strength, sparsity = prior_settings(clients.classes)[best]
@@ -177,8 +190,9 @@ def fit_correction(clients: LabeledClients) -> Calibration:
             "strength": torch.tensor(strength),
         }
         correction = {n: t.float() for n, t in correction.items()}
-        found.append(Calibration(correction, accuracies[best], predicted[best]))
-    return max(found, key=lambda one: float(one.accuracies.mean()))
+        loss = ask(scale.log(), bias).mean
+        found.append(Calibration(correction, accuracies[best], predicted[best], loss))
+    return max(found, key=lambda one: (float(one.accuracies.mean()), -one.loss))
 
 
 def likelihood(logits: Tensor, y: Tensor, log_scale: Tensor, bias: Tensor) -> Likelihood:
@@ -199,23 +213,35 @@ def fit_scale_and_bias(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def fit_by_sums(ask: Callable[[Tensor, Tensor], Likelihood], classes: int) -> tuple[Tensor, Tensor]:
     """The scale and bias with the least mean of what is asked; 1 and 0 if there are no points, or
     if what is told leads to numbers that are not finite: these are not asked about.
+
+    Of a class that no point has nothing is known: it gets the mean bias of the others.
     """
     log_scale = torch.zeros((), dtype=torch.float64).requires_grad_()
     bias = torch.zeros(classes, dtype=torch.float64).requires_grad_()
-    if not ask(log_scale.detach(), bias.detach()).points:
+    # at scale 0 every class is as likely, so that the gradient tells how many points have it
+    points, _, gradient = ask(_NO_SCALE, bias.detach())
+    if not points:
         return _plain(classes)
+    unseen = points / classes - gradient[1:] < 0.5
+    seen = (~unseen).double()
     optimizer = torch.optim.LBFGS(
         [log_scale, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
     )
 
+    def whole() -> Tensor:
+        return torch.where(unseen, (bias.detach() * seen).sum() / seen.sum(), bias.detach())
+
     def closure() -> Tensor:
         if not _is_finite(log_scale, bias):
             raise _NotFinite
-        points, loss, gradient = ask(log_scale.detach(), bias.detach())
-        own = bias.detach()
-        log_scale.grad = gradient[0] / points
-        bias.grad = gradient[1:] / points + 2 * _RIDGE * own
-        return loss / points + _RIDGE * own.square().sum()
+        own = whole()
+        points, loss, gradient = ask(log_scale.detach(), own)
+        known = log_scale.detach() / _SCALE_VARIANCE
+        by_own = gradient[1:] / points + 2 * _RIDGE * own
+        log_scale.grad = (gradient[0] + known) / points
+        bias.grad = seen * (by_own + by_own[unseen].sum() / seen.sum())
+        prior = log_scale.detach() * known / 2 / points + _RIDGE * own.square().sum()
+        return loss / points + prior
 
     try:
         optimizer.step(closure)  # type: ignore[no-untyped-call]
@@ -223,7 +249,7 @@ def fit_by_sums(ask: Callable[[Tensor, Tensor], Likelihood], classes: int) -> tu
         return _plain(classes)
     if not _is_finite(log_scale, bias):
         return _plain(classes)
-    return log_scale.exp().detach(), bias.detach()
+    return log_scale.exp().detach(), whole()
 
 
 class _NotFinite(Exception):

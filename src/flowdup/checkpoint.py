@@ -7,6 +7,7 @@ are, and loading compares.  A theta_0 that an earlier stage learned is.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -90,7 +91,7 @@ def save_checkpoint(
         "format": FORMAT,
         "round": state.round,
         "stage": {"number": state.stage, "began": state.began},
-        "best": asdict(state.best) if state.best else None,
+        "best": _best_table(state.best) if state.best else None,
         "released": [_released_table(rounds) for rounds in state.released],
         "federation": asdict(spec),
         "tensors": {"file": name, "sha256": sha256},
@@ -182,7 +183,10 @@ def _read_progress(header: dict[str, Any], round: int, has_start: bool) -> dict[
     if header.get("best") is not None:
         table = get_object(header, "best")
         best = BestRound(
-            get_count(table, "round"), get_number(table, "accuracy"), get_count(table, "misses")
+            get_count(table, "round"),
+            get_number(table, "accuracy"),
+            get_count(table, "misses"),
+            get_number(table, "loss") if "loss" in table else math.inf,
         )
     first = began if has_start else began + 1
     if began > round or (best and not first <= best.round <= round):
@@ -193,6 +197,11 @@ def _read_progress(header: dict[str, Any], round: int, has_start: bool) -> dict[
         "best": best,
         "released": _read_released(header),
     }
+
+
+def _best_table(best: BestRound) -> dict[str, Any]:
+    """Without a loss that nobody told, which JSON cannot say."""
+    return {key: value for key, value in asdict(best).items() if value != math.inf}
 
 
 def _released_table(rounds: PrivateRounds) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Cost:
     train_flops: int  # likewise
     personalize_flops: int  # from unlabeled data to the weights of a client's own model
     predict_flops: int  # of that model, per input
-    bytes_once: int = 0  # down, before its first round: what the last stage begins from
+    bytes_once: int = 0  # down, before its first round: what the last stage begins from, it alone
 
 
 def mean_of_stages(costs: Sequence[Cost], rounds: Sequence[int]) -> Cost:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from flowdup.data.clients import ClientData
 from flowdup.data.traits import Trait
@@ -199,6 +200,14 @@ def accuracy_summary(logits: Sequence[Tensor], clients: Sequence[ClientData]) ->
     table = {"accuracy": METRICS["accuracy"]}
     answers = (_Answers.of(own, c.y) for own, c in zip(logits, clients, strict=True))
     return summarize([own.values(table)["accuracy"] for own in answers if own])
+
+
+def pooled_loss(logits: Sequence[Tensor], clients: Sequence[ClientData]) -> float:
+    """Mean negative log-likelihood of a labeled point, whoever's; infinite if it is no number."""
+    answers = [_Answers.of(own, c.y) for own, c in zip(logits, clients, strict=True)]
+    losses = [cross_entropy(*own, reduction="none") for own in answers if own]
+    mean = float(torch.cat(losses).mean()) if losses else math.nan
+    return mean if math.isfinite(mean) else math.inf
 
 
 def transductive_logits(

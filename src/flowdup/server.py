@@ -1,5 +1,6 @@
 """The server's side of a round, the paper's algorithm 1: cohort, mean of the updates, step."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -81,17 +82,23 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class BestRound:
-    """Of a stage so far, by accuracy on validation clients; among equals the earlier."""
+    """Of a stage so far, by accuracy on validation clients; among equals that with the least loss
+    on them, or the earlier.
+    """
 
     round: int
     accuracy: float
-    misses: int = 0  # evaluations since
+    misses: int = 0  # evaluations since one with a higher accuracy
+    loss: float = math.inf  # infinite where nobody told it
 
-    def after(self, round: int, accuracy: float) -> "BestRound":
+    def after(self, round: int, accuracy: float, loss: float = math.inf) -> "BestRound":
         """That after one more evaluation."""
         if accuracy > self.accuracy:
-            return BestRound(round, accuracy)
-        return replace(self, misses=self.misses + 1)
+            return BestRound(round, accuracy, 0, loss)
+        misses = self.misses + 1
+        if accuracy == self.accuracy and loss < self.loss:
+            return BestRound(round, accuracy, misses, loss)
+        return replace(self, misses=misses)
 
 
 @dataclass(frozen=True)

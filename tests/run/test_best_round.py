@@ -19,6 +19,8 @@ from flowdup.errors import CheckpointError
 from flowdup.evaluation import transductive_accuracy
 from flowdup.methods import Params
 from flowdup.run import RunFolder, Simulation
+from flowdup.run.round_metrics import best_of as best_of_validated
+from flowdup.run.round_metrics import validated
 from flowdup.server import BestRound
 
 
@@ -50,6 +52,25 @@ def test_the_earlier_of_two_equally_good_rounds_is_the_best() -> None:
     best = BestRound(4, 50.0).after(6, 50.0).after(8, 40.0)
     assert (best.round, best.misses) == (4, 2)
     assert best.after(10, 50.5) == BestRound(10, 50.5, 0)
+
+
+def test_of_two_equally_good_rounds_that_with_the_lower_loss_is_the_best() -> None:
+    """Where validation clients are few, rounds that have hardly learned may have all right."""
+    best = BestRound(4, 100.0, 0, 0.5).after(6, 100.0, 0.1).after(8, 100.0, 0.2)
+    assert best == BestRound(6, 100.0, 2, 0.1)  # no better one to be patient for
+    assert best.after(10, 99.0, 0.01).round == 6
+    unknown = BestRound(4, 50.0).after(6, 50.0)
+    assert unknown.round == 4
+
+
+def test_a_run_whose_accuracy_stays_keeps_the_round_with_the_lowest_loss(tmp_path: Path) -> None:
+    slow = {"batch_size": 10, "optimizer": {"lr": 1e-6}}
+    rows = train(shaky(client=slow), tmp_path)
+    assert len({row["validation_accuracy"] for row in rows}) == 1
+    losses = {row["round"]: row["validation_loss"] for row in rows}
+    best = min(losses, key=lambda round: losses[round])
+    assert best > 1 and load(tmp_path).round == best
+    assert best_of_validated(validated(rows, 0)).round == best
 
 
 def test_the_best_round_is_what_models_are_made_of_and_scored(

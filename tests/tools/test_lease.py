@@ -21,9 +21,9 @@ settings = { method = { name = "fedavg", correction = "em" } }
 QUEUE = """\
 --jobs 1 --seeds 1 "small-table/FedAvg + EM"
 
+# what is not there
 no-such-table
---jobs 1 small-table
-"""
+--jobs 1 small-table"""
 
 
 def test_a_queue_is_worked_through_and_its_records_come_back(tmp_path: Path) -> None:
@@ -35,7 +35,6 @@ def test_a_queue_is_worked_through_and_its_records_come_back(tmp_path: Path) -> 
     (here / "results/runs.jsonl").touch()
     (here / "experiments/small-table.toml").write_text(TABLE)
     (here / "carry/piece").write_text("data")
-    (here / "carry/unpack").write_text('cp piece "$FLOWDUP_DATA/whole"\n')
     (here / "carry/queue").write_text(QUEUE)
     environment = os.environ | {
         **{"LEASE": str(lease), "OUT": str(out), "DEVICE": "cpu", "PRECISION": "tf32"},
@@ -52,12 +51,17 @@ def test_a_queue_is_worked_through_and_its_records_come_back(tmp_path: Path) -> 
         )
         return done.stdout
 
+    (here / "carry/unpack").write_text("exit 3\n")
+    call("begin", "600", "carry/queue")
+    assert call("watch", "60") == "== the queue has ended\n"  # and does not wait any longer
+    (here / "carry/unpack").write_text('cp piece "$FLOWDUP_DATA/whole"\n')
     call("begin", "600", "carry/queue")
     shutil.rmtree(here / "carry")  # as where the next call brings another tree
     told = call("watch", "300")
     assert (lease / "data/whole").read_text() == "data"
     assert "there is no table 'no-such-table'" in told  # and the next line is worked on
-    assert told.rstrip().endswith("== the queue is done")
+    assert told.count("seconds for:") == 3
+    assert told.rstrip().endswith("== the queue has ended")
     records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     assert sorted(record["settings"]["seed"] for record in records) == [0, 1]
     assert all(record["commit"] == "abc1234" and "test" in record for record in records)

@@ -17,7 +17,7 @@ from flowdup.files import one_at_a_time, write_atomic
 from flowdup.personalize import load
 from flowdup.random import Stream
 from flowdup.run import RunFolder
-from flowdup.run.round_metrics import validated
+from flowdup.run.round_metrics import best_of, validated
 from flowdup.settings import plain
 from flowdup.strict_json import get_object, read_object
 
@@ -127,7 +127,7 @@ def record_of(run: Run, folder: RunFolder, evaluated: bool, where: Record) -> Re
             f"{folder.path} has no accuracy on validation clients, by which settings are chosen: "
             "set data.validation_clients"
         )
-    kept = found[-1] if run.config.run.keep == "last" else max(found, key=lambda v: v.accuracy)
+    kept = found[-1] if run.config.run.keep == "last" else best_of(found)
     evaluation = folder.read_evaluation() if evaluated else {}
     if evaluation:
         kept = next((v for v in found if v.round == evaluation["round"]), kept)

@@ -75,17 +75,17 @@ class RunContents:
         """A metric by rounds, where it was measured."""
         return [(row["round"], row[key]) for row in self.metrics if is_number(row.get(key))]
 
-    def last_stage(self) -> list[tuple[int, float]]:
-        """Accuracy on validation clients in the last stage, by round: what is kept is one of these.
-        First what the stage began from, where that was evaluated.
+    def last_stage(self) -> list[tuple[int, float, float]]:
+        """Accuracy and loss (infinite if not told) on validation clients in the last stage, by
+        round: what is kept is one of these.  First what the stage began from, if it was evaluated.
         """
         stage = self.metrics[-1].get("stage", 0) if self.metrics else 0
         return [
-            (row["round"] - earlier, row[key])
+            (row["round"] - earlier, row[f"{when}_accuracy"], row.get(f"{when}_loss", math.inf))
             for row in self.metrics
             if row.get("stage", 0) == stage
-            for key, earlier in (("start_accuracy", 1), ("validation_accuracy", 0))
-            if is_number(row.get(key))
+            for when, earlier in (("start", 1), ("validation", 0))
+            if is_number(row.get(f"{when}_accuracy"))
         ]
 
     def summary(self, reading: str, metric: str) -> dict[str, float]:

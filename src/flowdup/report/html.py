@@ -61,7 +61,7 @@ def _headline(run: RunContents) -> str:
         took = f"in {duration(seconds)}" if is_number(seconds) else ""
         facts.append(("Rounds", f"{run.metrics[-1]['round']:,}", took))
     if curve := run.last_stage():
-        first, best = max(curve, key=lambda point: point[1])
+        first, best, _ = max(curve, key=lambda point: (point[1], -point[2]))
         note = f"best {percent(best)} at round {first:,}"
         facts.append(("Validation accuracy", percent(curve[-1][1]), note))
     facts += _guard_facts(run)

@@ -12,7 +12,7 @@ from flowdup.errors import TrainingError
 from flowdup.evaluation import Summary
 from flowdup.methods import Params
 from flowdup.run.folder import Metrics
-from flowdup.server import Round, ServerState
+from flowdup.server import BestRound, Round, ServerState
 
 
 def numbers_of(result: Round) -> Params:
@@ -54,20 +54,45 @@ def round_metrics(result: Round, numbers: dict[str, float]) -> Metrics:
     }
 
 
+class Validation(NamedTuple):
+    """Of a state's personal models on validation clients, and the correction that they have."""
+
+    accuracies: Summary  # in percent
+    loss: float  # mean negative log-likelihood of a labeled point; infinite: nobody told it
+    correction: Params
+
+
 class Validated(NamedTuple):
     """How good a round was for validation clients, in percent."""
 
     round: int
     accuracy: float
     worst_decile: float | None  # None: older metrics lack it
+    loss: float  # infinite where nobody told it
 
 
-def validation_metrics(found: Summary, at_start: bool = False) -> Metrics:
+def validation_metrics(found: Validation, at_start: bool = False) -> Metrics:
     """What metrics.jsonl says of an evaluation: of the round, or of what its stage began from."""
-    if found.mean is None:
+    summary = found.accuracies
+    if summary.mean is None:
         return {}
     prefix = "start" if at_start else "validation"
-    return {f"{prefix}_accuracy": found.mean, f"{prefix}_worst_decile": found.worst_decile}
+    loss = {f"{prefix}_loss": found.loss} if math.isfinite(found.loss) else {}
+    return {
+        f"{prefix}_accuracy": summary.mean,
+        f"{prefix}_worst_decile": summary.worst_decile,
+        **loss,
+    }
+
+
+def best_of(found: Sequence[Validated]) -> Validated:
+    """The evaluation whose round is kept, as a `BestRound` finds it on its way."""
+    best, *others = found
+    for other in others:
+        way = BestRound(best.round, best.accuracy, 0, best.loss)
+        if way.after(other.round, other.accuracy, other.loss).round == other.round:
+            best = other
+    return best
 
 
 def validated(rows: Sequence[Metrics], stage: int) -> list[Validated]:
@@ -76,7 +101,10 @@ def validated(rows: Sequence[Metrics], stage: int) -> list[Validated]:
     """
     return [
         Validated(
-            row["round"] - before, row[f"{prefix}_accuracy"], row.get(f"{prefix}_worst_decile")
+            row["round"] - before,
+            row[f"{prefix}_accuracy"],
+            row.get(f"{prefix}_worst_decile"),
+            row.get(f"{prefix}_loss", math.inf),
         )
         for row in rows
         if row.get("stage", 0) == stage

@@ -1,6 +1,7 @@
 """A configuration made ready to run: clients, method, engine, and the rounds that they give."""
 
 import logging
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flowdup.accelerate.host_scalars import HostScalars
-from flowdup.calibration import MOVES, calibrate, uncorrected
+from flowdup.calibration import MOVES, Calibration, calibrate, uncorrected
 from flowdup.checkpoint import check_state, load_checkpoint
 from flowdup.config import Config
 from flowdup.cost import Cost, mean_of_stages, measure
@@ -20,7 +21,7 @@ from flowdup.data import ClientData, InputSpec, LazyClients, Population, load_po
 from flowdup.devices import one_core
 from flowdup.engines import Engine, Roster, build_engine
 from flowdup.errors import CheckpointError, ConfigError
-from flowdup.evaluation import Summary, accuracy_summary, summarize, transductive_logits
+from flowdup.evaluation import accuracy_summary, pooled_loss, summarize, transductive_logits
 from flowdup.federation_spec import FederationSpec
 from flowdup.methods import METHODS, Method, MethodContext, Params
 from flowdup.models import Weights
@@ -30,7 +31,12 @@ from flowdup.random import Stream
 from flowdup.run.folder import Metrics
 from flowdup.run.origin import listing_of
 from flowdup.run.remote import RemotePopulation, RemoteStage
-from flowdup.run.round_metrics import numbers_of, round_metrics, validation_metrics
+from flowdup.run.round_metrics import (
+    Validation,
+    numbers_of,
+    round_metrics,
+    validation_metrics,
+)
 from flowdup.run.start import check_reading, load_prior, load_start
 from flowdup.server import (
     BestRound,
@@ -243,22 +249,22 @@ class Simulation:
                 if self.is_private:
                     metrics["epsilon"] = round(self.epsilon(result.state), 4)
                 if due and result is latest:
-                    state, accuracy = self.evaluated(state)
-                    metrics |= validation_metrics(accuracy)
+                    state, found = self.evaluated(state)
+                    metrics |= validation_metrics(found)
                 yield (state if result is latest else result.state), metrics
 
-    def evaluated(self, state: ServerState) -> tuple[ServerState, Summary]:
+    def evaluated(self, state: ServerState) -> tuple[ServerState, Validation]:
         """A state that knows how good it is for validation clients, with the correction fitted."""
         with self.cores():
-            accuracy, correction = self._validate(state)
-        state = replace(state, correction=correction)
-        if accuracy.mean is not None:
-            new = BestRound(state.round, accuracy.mean)
-            best = state.best.after(state.round, accuracy.mean) if state.best else new
+            found = self._validate(state)
+        state, accuracy = replace(state, correction=found.correction), found.accuracies.mean
+        if accuracy is not None:
+            new = BestRound(state.round, accuracy, 0, found.loss)
+            best = state.best.after(state.round, accuracy, found.loss) if state.best else new
             if state.round - state.began <= self.config.server.warm_up:  # too early for patience
                 best = replace(best, misses=0)
             state = replace(state, best=best)
-        return state, accuracy
+        return state, found
 
     def epsilon(self, state: ServerState) -> float:
         """What training up to a state costs a client of privacy, at `server.privacy.delta`."""
@@ -268,34 +274,33 @@ class Simulation:
         """What work has to be done in: on a CPU, one core beside those that the engine uses."""
         return one_core() if self.device.type == "cpu" else nullcontext()
 
-    def _validate(self, state: ServerState) -> tuple[Summary, Params]:
-        """Accuracy of validation clients, and the correction that it is with."""
+    def _validate(self, state: ServerState) -> Validation:
         if isinstance(self.population, RemotePopulation):
             return self._validate_remotely(self.population, state)
         labeled = [c for c in self.population.validation if c.labeled]
         if not labeled or not self.method.is_corrected:
             found = transductive_logits(self.engine, state.deployed, labeled)
             self.predicted = self._count_predictions(found, labeled)
-            return accuracy_summary(found, labeled), {}
+            return Validation(accuracy_summary(found, labeled), pooled_loss(found, labeled), {})
         logits = {}
         for move in MOVES if self.method.interpolates else (1.0,):
             plain = self._here(uncorrected(self.population.spec.classes, move))
             params = replace(state, correction=plain).deployed
             logits[move] = transductive_logits(self.engine, params, labeled)
         best = calibrate(logits, [c.y for c in labeled if c.y is not None], self.device)
-        self.predicted = best.predicted
-        return summarize(best.accuracies.tolist()), self._here(best.correction)
+        return self._with(best)
 
-    def _validate_remotely(
-        self, population: RemotePopulation, state: ServerState
-    ) -> tuple[Summary, Params]:
+    def _validate_remotely(self, population: RemotePopulation, state: ServerState) -> Validation:
         if not self.method.is_corrected:
-            return summarize(population.accuracies(state.round, state.deployed)), {}
+            told = population.accuracies(state.round, state.deployed)
+            return Validation(summarize(told), math.inf, {})
         best = population.calibrate(state.round, replace(state, correction={}).deployed)
-        if best is None:
-            return summarize([]), {}
+        return self._with(best) if best else Validation(summarize([]), math.inf, {})
+
+    def _with(self, best: Calibration) -> Validation:
         self.predicted = best.predicted
-        return summarize(best.accuracies.tolist()), self._here(best.correction)
+        correction = self._here(best.correction)
+        return Validation(summarize(best.accuracies.tolist()), best.loss, correction)
 
     def _count_predictions(self, logits: Sequence[Tensor], clients: Sequence[ClientData]) -> Tensor:
         counts = torch.zeros(self.population.spec.classes, dtype=torch.int64)

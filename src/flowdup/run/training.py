@@ -119,8 +119,8 @@ class _Progress:
         if not self.simulation.start:
             return
         _LOG.info("evaluating what the stage begins from")
-        found, accuracy = self.simulation.evaluated(replace(self.state, best=None, correction={}))
-        self.start = validation_metrics(accuracy, at_start=True)
+        found, validation = self.simulation.evaluated(replace(self.state, best=None, correction={}))
+        self.start = validation_metrics(validation, at_start=True)
         if self.state.best is None:  # or it was saved
             self.state = found
             self.kept = found if self.is_kept else None
