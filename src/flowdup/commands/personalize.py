@@ -13,7 +13,8 @@ from rich.text import Text
 from flowdup.checkpoint import checkpoint_in, read_origin
 from flowdup.commands.options import Inputs, Json
 from flowdup.data import DataConfig
-from flowdup.data.user_data import clients_named_in, read_inputs
+from flowdup.data.table_inputs import clients_named_in
+from flowdup.data.user_data import read_inputs
 from flowdup.errors import ConfigError, ForeignClientError, shorten
 from flowdup.export import FORMATS, export_model
 from flowdup.familiarity import Verdict
@@ -34,7 +35,7 @@ def personalize(
         ),
     ] = "",
     client: Annotated[
-        str, typer.Option(help="Of a CSV with rows of several clients: those of this one alone.")
+        str, typer.Option(help="Of a table with rows of several clients: those of this one alone.")
     ] = "",
     foreign: Annotated[
         str,

@@ -83,13 +83,30 @@ class ClientTable:
         one = _may_be_numbers(self.column("x").type) if "x" in names else has_csv(self.path)
         if tuple(given) != ("x",) or not one:
             return given, False
+        return self.number_columns(others), True
+
+    def number_columns(self, others: Sequence[str | None]) -> list[str]:
+        """All columns of numbers but others; DataError if there are none."""
+        names = self.table.column_names
         found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
         if not found:
             raise DataError(
                 f"{self.path} has no columns of numbers but {listed(filter(None, others))}: write "
                 "the inputs as numbers, with names in the first line"
             )
-        return found, True
+        return found
+
+    def is_image(self, name: str) -> bool:
+        """Whether a column has images."""
+        return _is_image(self.column(name).type)
+
+    def is_wide(self, name: str) -> bool:
+        """Whether a column has images or (nested) lists of numbers."""
+        own = self.column(name).type
+        inner = own
+        while hasattr(inner, "value_type"):
+            inner = inner.value_type
+        return _is_image(own) or (inner is not own and _kind(inner) in _NUMBERS)
 
     def number_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """The inputs' columns if these hold single numbers; none for a column of lists or images,
