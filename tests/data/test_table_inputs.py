@@ -61,8 +61,7 @@ def test_one_client_of_any_kind_of_table_gets_the_model_that_it_gets_of_a_csv(
         ended = flowdup(*words, model, "--client", "u3")
         assert ended.code == 0, ended.error
         assert json.loads(ended.out)["points"] == 12
-        rows = home / ("all.csv" if kind == "csvs" else kind)
-        said.append(flowdup("predict", model, "--input", rows).out)
+        said.append(flowdup("predict", model, "--input", home / kind).out)
     assert said[0] == said[1] and len(said[0].splitlines()) == 96
 
 
@@ -103,3 +102,29 @@ def test_a_folder_of_clients_own_csv_files_is_not_read_as_one_client(
     assert ended.code == 2 and "each is a client's own: give one of them" in ended.error
     own = read_inputs(tmp_path / "own" / "3.csv", (4,), load(home / "run").spec.inputs.columns)
     assert own.shape == (12, 4)
+
+
+@pytest.mark.parametrize("kind", ["all.csv", "all.parquet"])
+def test_one_clients_model_answers_for_its_own_rows_or_with_a_warning(
+    home: Path, tmp_path: Path, kind: str
+) -> None:
+    model, source = tmp_path / "me.safetensors", home / kind
+    made = flowdup("personalize", home / "run", "--input", source, "--client", "u3", "--out", model)
+    assert made.code == 0, made.error
+    every = flowdup("predict", model, "--input", source)
+    own = flowdup("predict", model, "--input", source, "--client", "u3")
+    assert "rows of 8 clients, and the model of one is applied to all of them" in every.error
+    assert own.code == every.code == 0 and not own.error
+    assert own.out.splitlines() == every.out.splitlines()[36:48]
+    nobody = flowdup("predict", model, "--input", source, "--client", "nobody")
+    assert nobody.code == 2 and "no row whose column 'user' is 'nobody'" in nobody.error
+
+
+def test_a_global_model_answers_for_all_clients_without_a_warning(
+    home: Path, tmp_path: Path
+) -> None:
+    model = load(home / "run").global_model()
+    model.client_column = "user"
+    model.save(tmp_path / "all.safetensors")
+    ended = flowdup("predict", tmp_path / "all.safetensors", "--input", home / "all.csv")
+    assert ended.code == 0 and not ended.error
