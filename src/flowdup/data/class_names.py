@@ -15,7 +15,7 @@ RANGES = "store classes, whole numbers from 0 on or names; a measured target cou
 
 _LONGEST = 1000  # letters of a name
 _MOST_DIGITS = 20  # of a name that is sorted as a number; Python reads no number of thousands
-_MISSING = ("", "nan")  # how files write that a point has no label
+_MISSING = ("", "nan", "na", "n/a", "null", "none")  # how files write that a point has no label
 
 
 def check_class_names(names: Any, classes: int) -> tuple[str, ...]:
@@ -43,7 +43,8 @@ def read_labels(
     """Labels of clients, of each one text per point or None, and the names of the classes.
 
     With `numbers`, and where all are whole numbers, these are the labels, and there are no names;
-    other texts are names, sorted over all clients.  A point without a text gets -1.
+    other texts are names, sorted over all clients.  A point without a text gets -1, and with
+    `numbers` one with a word for none (NA, null, ...).
     """
     clients = [None if own is None else [*map(_plain, own)] if numbers else own for own in texts]
     found = {text for own in clients if own is not None for text in own} - {""}
@@ -61,6 +62,12 @@ def read_labels(
     names = sort_names(found)
     code = {name: number for number, name in enumerate(names)}
     return [_coded(own, code) for own in clients], names
+
+
+def words_for_none(texts: Iterable[Sequence[str] | None]) -> list[str]:
+    """Those among texts of labels that are read as no label, as they are written."""
+    found = {text.strip() for own in texts if own is not None for text in {*own}}
+    return sorted(text for text in found if text and not _plain(text))
 
 
 def _coded(texts: Sequence[str] | None, code: dict[str, int]) -> Tensor | None:
