@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.data.arrow_files import has_csv
-from flowdup.data.class_names import CLASSES_ONLY, RANGES
+from flowdup.data.class_names import read_float_labels
 from flowdup.data.client_groups import Unnamed
 from flowdup.data.clients import ClientData
 from flowdup.data.image_files import Image, ImageReader
@@ -140,7 +140,7 @@ class ClientTable:
         if column.null_count == len(column):
             return torch.full((len(column),), -1)
         if _kind(column.type) == "f":
-            raise self.error(name, f"has labels of type {column.type}", f"{CLASSES_ONLY}, {RANGES}")
+            return read_float_labels(column.to_numpy(), f"column '{shorten(name)}' of {self.path}")
         if _is_text(column.type):
             return [text or "" for text in column.to_pylist()]
         if _kind(column.type) not in "biu":

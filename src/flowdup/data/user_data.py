@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.data.arrow_files import is_csv, read_arrow
-from flowdup.data.class_names import CLASSES_ONLY, RANGES
+from flowdup.data.class_names import read_float_labels
 from flowdup.data.client_groups import Clients, Unnamed, find_groups, name_classes
 from flowdup.data.clients import ClientData
 from flowdup.data.csv_clients import read_csv_client, read_csv_clients
@@ -51,7 +51,7 @@ def read_folder(
 ) -> Clients:
     """Clients from a folder, each named after its file or its own folder:
 
-    client.npz           `x` [n, ...], perhaps `y` [n] (-1: no label) or texts; scalars are traits
+    client.npz           `x` [n, ...], perhaps `y` [n] (-1, NaN: none) or texts; scalars are traits
     client.csv           columns of numbers, perhaps one of labels; columns as for `read_table`
     client/class/1.png   images; client/1.png has no label
     client.tar           images 1.png, perhaps with labels 1.cls (`tar_shards`); or client/1.tar
@@ -242,13 +242,13 @@ def _read_npz(file: Path) -> Unnamed:
 
 
 def _labels(y: Array, points: int, where: str) -> Tensor:
-    if y.dtype.kind == "f":
-        raise DataError(f"{where} has labels of type {y.dtype}: {CLASSES_ONLY}, so {RANGES}")
-    if y.dtype.kind not in "biu" or y.shape != (points,):
+    if y.dtype.kind not in "biuf" or y.shape != (points,):
         raise DataError(
             f"{where} has labels of type {y.dtype} and shape {y.shape}: store one whole number per "
             f"point ({points}), from 0 on, -1 for no label"
         )
+    if y.dtype.kind == "f":
+        return read_float_labels(y, where)
     if y.size and y.dtype.kind == "u" and y.max() > np.iinfo(np.int64).max:
         raise DataError(f"{where} has the label {y.max()}: store whole numbers from 0 on")
     return torch.from_numpy(y.astype(np.int64))
