@@ -240,6 +240,22 @@ def test_a_word_for_none_is_no_class(tmp_path, word, names):
     assert len(told) == bool(written) and all(f"none: {written}; if" in text for text in told)
 
 
+def test_a_column_without_a_name_is_an_input_only_where_it_is_named(tmp_path):
+    rows = [("al", 1, 2, 0), ("al", 3, 4, 1), ("bo", 5, 6, 0)]
+    text = "".join(f"{i},{','.join(map(str, row))}\n" for i, row in enumerate(rows))
+    path = put(tmp_path / "all.csv", f",client,a,b,label\n{text}")
+    found = read_table(path, "client", "label", ("x",))
+    assert found.columns == ("a", "b")
+    assert found["all"][0].x.tolist() == [[1, 2], [3, 4]]
+    assert [client.traits for client in found["all"]] == [{}, {}]
+    assert read_inputs(path, (2,)).tolist() == [[1, 2], [3, 4], [5, 6]]
+    named = read_table(path, "client", "label", ("", "a"))
+    assert named["all"][0].x.tolist() == [[0, 1], [1, 3]]
+    put(tmp_path / "own" / "al.csv", ",a,label\n0,7,1\n1,8,0\n")
+    put(tmp_path / "own" / "bo.csv", "a,label\n9,1\n")
+    assert read_folder(tmp_path / "own")["all"][0].x.tolist() == [[7], [8]]
+
+
 def test_whole_numbers_may_turn_into_others_far_down(tmp_path):
     """Behind the first megabyte, which some readers take a column's type from."""
     rows = "".join(f"al,{'1' * 9},0\n" for _ in range(90_000))

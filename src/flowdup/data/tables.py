@@ -57,7 +57,7 @@ class ClientTable:
         starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
         traits: list[dict[str, Trait]] = [{} for _ in names]
         for column in self.table.column_names:
-            if column not in (client_column, label_column, *columns):
+            if column.strip() and column not in (client_column, label_column, *columns):
                 varies = self.add_traits(traits, column, order, starts)
                 if varies and guessed:
                     raise self.error(
@@ -77,7 +77,7 @@ class ClientTable:
         self, given: Sequence[str], others: Sequence[str | None]
     ) -> tuple[Sequence[str], bool]:
         """The inputs' columns, and whether they are a guess: for x, the default, where it is one of
-        numbers, or where a CSV has none, all columns of numbers but others.
+        numbers, or where a CSV has none, all named columns of numbers but others.
         """
         names = self.table.column_names
         one = _may_be_numbers(self.column("x").type) if "x" in names else has_csv(self.path)
@@ -86,8 +86,10 @@ class ClientTable:
         return self.number_columns(others), True
 
     def number_columns(self, others: Sequence[str | None]) -> list[str]:
-        """All columns of numbers but others; DataError if there are none."""
-        names = self.table.column_names
+        """All columns of numbers but others, and those without a name, as pandas writes a table's
+        index; DataError if there are none.
+        """
+        names = [name for name in self.table.column_names if name.strip()]
         found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
         if not found:
             raise DataError(
