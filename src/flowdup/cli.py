@@ -26,6 +26,7 @@ from flowdup.commands.federation import federation_app
 from flowdup.commands.init import init
 from flowdup.commands.listing import presets, settings
 from flowdup.commands.node import node
+from flowdup.commands.one_client import Client, check_client
 from flowdup.commands.options import Inputs, Json, Settings
 from flowdup.commands.personalize import personalize
 from flowdup.commands.serve import serve
@@ -127,6 +128,7 @@ def predict(
     coverage: Annotated[
         float | None, typer.Option("--set", help="Print sets of classes, with 0.9 coverage, say.")
     ] = None,
+    client: Client = "",
     as_json: Json = False,
 ) -> None:
     """Predict classes with a client's own model, each with its probability.
@@ -137,7 +139,10 @@ def predict(
     the run was certified before the model was made.
     """
     own = load_model(model)
-    x, files = read_named_inputs(source, own.inputs.shape, own.inputs.columns)
+    column = own.client_column
+    if client or not own.is_global:
+        check_client(source, client, column, "the model of one is applied to all of them")
+    x, files = read_named_inputs(source, own.inputs.shape, own.inputs.columns, client, column)
     found = own.predictions(x)
     if coverage is not None:
         sets = own.predict_set(x, coverage).tolist()

@@ -16,6 +16,7 @@ from flowdup.certificate.prediction_sets import SetThresholds
 from flowdup.certificate.stored import read_thresholds
 from flowdup.data.clients import ClientData
 from flowdup.data.input_spec import InputSpec
+from flowdup.data.table_inputs import DEFAULT_COLUMN
 from flowdup.data.tensors import as_tensor
 from flowdup.errors import (
     CertificateError,
@@ -50,11 +51,13 @@ class PersonalModel(nn.Module):
         weights: Weights,
         sets: SetThresholds | None = None,
         is_global: bool = False,  # the one model for everyone, nobody's own
+        client_column: str = DEFAULT_COLUMN,  # of tables, names whose rows they are
     ) -> None:
         super().__init__()
         self.name, self.inputs, self.read = model, inputs, inputs.reader()
         self.sets = sets  # what prediction sets need, if the federation is certified
         self.is_global = is_global
+        self.client_column = client_column
         network = build_network(model, inputs.shape, inputs.classes, self.read)
         if network.shapes != {n: tuple(w.shape) for n, w in weights.items()}:
             raise CheckpointError(
@@ -152,7 +155,9 @@ class PersonalModel(nn.Module):
         if not all_finite(weights):
             raise FlowdupError(f"the model has NaN or infinite weights and is not saved to {path}")
         sets = {"sets": asdict(self.sets)} if self.sets else {}
-        mark = {"global": True} if self.is_global else {}
+        mark: dict[str, Any] = {"global": True} if self.is_global else {}
+        if self.client_column != DEFAULT_COLUMN:
+            mark["client_column"] = self.client_column
         described = {"model": self.name, "inputs": asdict(self.inputs)} | sets | mark
         about = json.dumps(described, sort_keys=True)
         metadata = {"flowdup": about, "sha256": weights_digest(about, weights)}
@@ -168,6 +173,8 @@ def load_model(path: str | Path) -> PersonalModel:
             name, inputs = get_text(described, "model"), read_spec(get_object(described, "inputs"))
             sets = read_thresholds(get_object(described, "sets")) if "sets" in described else None
             is_global = described.get("global") is True
+            named = "client_column" in described  # younger than the rest
+            column = get_text(described, "client_column") if named else DEFAULT_COLUMN
             _check_stored(file, name, inputs)
             weights = load_tensors(file.read())
         if file.metadata.get("sha256") != weights_digest(about, weights):
@@ -177,7 +184,7 @@ def load_model(path: str | Path) -> PersonalModel:
     except (OSError, ValueError, ConfigError, DataError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"cannot read the model {path} ({why}): personalize again") from None
-    return PersonalModel(name, inputs, weights, sets, is_global)
+    return PersonalModel(name, inputs, weights, sets, is_global, column)
 
 
 def _check_stored(file: StoredTensors, model: str, inputs: InputSpec) -> None:

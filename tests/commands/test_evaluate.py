@@ -303,3 +303,29 @@ def test_names_without_end_are_cut_in_sentences(home: Path, tmp_path: Path) -> N
     pytest.importorskip("pyarrow")
     (tmp_path / "c.csv").write_text(f"{'n' * 5000},b,label\nx,1,ape\ny,2,bee\n")
     assert len(refused(home / "run", "--input", tmp_path / "c.csv")) < 400
+
+
+def told(run: Path, folder: Path, clients: list[dict[str, Any]]) -> str:
+    """What is printed of these clients."""
+    folder.mkdir()
+    for number, arrays in enumerate(clients):
+        np.savez(folder / f"c{number}.npz", **arrays)
+    ended = flowdup("evaluate", run, "--input", folder)
+    assert ended.code == 0, ended.error
+    return ended.out
+
+
+def test_clients_of_one_point_have_no_empty_matrix_but_a_reason(home: Path, tmp_path: Path) -> None:
+    points = [dict(zip("xy", draw(number, 1), strict=True)) for number in range(40, 46)]
+    own = told(home / "run", tmp_path / "one", points)
+    why = "no held-out figures: the clients with labels have too few points to be halved"
+    assert why in own and "confusion" not in own
+    x, y = draw(53, 8)
+    longer = told(home / "run", tmp_path / "longer", [*points, {"x": x, "y": y}])
+    title = "confusion matrix, held-out: points of a class (rows) by prediction (columns)"
+    assert title in longer.splitlines() and "too few" not in longer
+    gaps = np.where(np.arange(8) < 1, y, "")  # of eight points one has a label
+    clients = [{"x": x, "y": np.roll(gaps, shift)} for shift in range(8)]
+    for number, client in enumerate(clients):  # which of them is scored, the seed says
+        own = told(home / "run", tmp_path / str(number), [client])
+        assert ("no point with a label is in the half" in own) != ("confusion matrix" in own)

@@ -19,6 +19,7 @@ from PIL import Image
 
 from flowdup import load, read_config, train_run
 from flowdup.data import DataConfig, load_population
+from flowdup.data.inspection import inspect_clients
 from flowdup.data.user_data import read_folder, read_inputs, read_table
 from flowdup.errors import ConfigError, DataError, FlowdupError
 from flowdup.random import Stream
@@ -223,6 +224,36 @@ def test_one_csv_has_a_column_of_clients(tmp_path):
     assert second.traits == {"site": "y"}
     named = read_table(path, "client", None, ("b", "a"), (1, 2))["all"][0]
     assert named.x.tolist() == [[[2, 1]], [[6, 5]]]
+
+
+@pytest.mark.parametrize("word", ["NA", "N/A", "n/a", "null", "NULL", "None", "", "nan", "NaN "])
+@pytest.mark.parametrize("names", [("no", "yes"), ("0", "1")])
+def test_a_word_for_none_is_no_class(tmp_path, word, names):
+    rows = "".join(f"al,1,{name}\n" for name in names)
+    path = put(tmp_path / "all.csv", f"client,a,label\n{rows}bo,2,{word}\nbo,3,{names[1]}\n")
+    found = read_table(path, "client", "label", ("x",))
+    al, bo = found["all"]
+    assert (al.y.tolist(), bo.y.tolist()) == ([0, 1], [-1, 1])
+    assert found.class_names == (names if names[0] == "no" else ())
+    told = [remark for remark in inspect_clients(path).remarks if "read as none" in remark]
+    written = word.strip()
+    assert len(told) == bool(written) and all(f"none: {written}; if" in text for text in told)
+
+
+def test_a_column_without_a_name_is_an_input_only_where_it_is_named(tmp_path):
+    rows = [("al", 1, 2, 0), ("al", 3, 4, 1), ("bo", 5, 6, 0)]
+    text = "".join(f"{i},{','.join(map(str, row))}\n" for i, row in enumerate(rows))
+    path = put(tmp_path / "all.csv", f",client,a,b,label\n{text}")
+    found = read_table(path, "client", "label", ("x",))
+    assert found.columns == ("a", "b")
+    assert found["all"][0].x.tolist() == [[1, 2], [3, 4]]
+    assert [client.traits for client in found["all"]] == [{}, {}]
+    assert read_inputs(path, (2,)).tolist() == [[1, 2], [3, 4], [5, 6]]
+    named = read_table(path, "client", "label", ("", "a"))
+    assert named["all"][0].x.tolist() == [[0, 1], [1, 3]]
+    put(tmp_path / "own" / "al.csv", ",a,label\n0,7,1\n1,8,0\n")
+    put(tmp_path / "own" / "bo.csv", "a,label\n9,1\n")
+    assert read_folder(tmp_path / "own")["all"][0].x.tolist() == [[7], [8]]
 
 
 def test_whole_numbers_may_turn_into_others_far_down(tmp_path):

@@ -137,7 +137,11 @@ def test_what_is_read_passes_the_check_of_the_federation(tmp_path):
         ({"x": np.ones((3, 1)), "y": np.ones(0, int)}, "shape (0,): store one whole number per"),
         ({"x": np.ones((3, 1)), "y": np.ones((3, 1), int)}, "one whole number per point (3)"),
         ({"x": np.array([{}], object)}, "allow_pickle=False"),
-        ({"x": np.ones((3, 1)), "y": np.ones(3)}, "float64: flowdup is for classification only"),
+        ({"x": np.ones((3, 1)), "y": [0, 0.5, 1]}, "the label 0.5: flowdup is for classification"),
+        ({"x": np.ones((2, 1)), "y": [0, np.inf]}, "the label inf: flowdup is for classification"),
+        ({"x": np.ones((2, 1)), "y": [0, -2.0]}, "has the label -2: store whole numbers from 0 on"),
+        ({"x": np.ones((2, 1)), "y": [0, 1e18]}, "has the label 1000000000000000000: store whole"),
+        ({"x": np.ones((2, 1)), "y": [0.0, 1, 1]}, "shape (3,): store one whole number per point"),
     ],
 )
 def test_a_client_that_cannot_be_read_is_named(arrays, said, tmp_path):
@@ -145,6 +149,22 @@ def test_a_client_that_cannot_be_read_is_named(arrays, said, tmp_path):
     message = refused(lambda: read_folder(tmp_path))
     assert str(tmp_path / "eve.npz") in message
     assert said in message
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, ">f8", np.longdouble])
+def test_whole_numbers_that_are_stored_as_floats_are_labels_and_nan_is_none(kind, tmp_path):
+    y = np.array([0, 1, np.nan, -1, 2], kind)
+    np.savez(tmp_path / "al.npz", x=np.ones((5, 2)), y=y)
+    assert read_folder(tmp_path)["all"][0].y.tolist() == [0, 1, -1, -1, 2]
+
+
+def test_whole_floats_of_a_table_are_labels_and_a_gap_is_none(tmp_path):
+    columns = {"client": ["a"] * 4, "z": [1, 2, 3, 4], "label": [0.0, 1.0, None, float("nan")]}
+    path = parquet(tmp_path / "t.parquet", pa.table(columns))
+    assert read_table(path, "client", "label", ["z"])["all"][0].y.tolist() == [0, 1, -1, -1]
+    half = pa.table(columns | {"label": [0.0, 1.0, None, 0.5]})
+    message = refused(lambda: read_table(parquet(path, half), "client", "label", ["z"]))
+    assert "column 'label' of" in message and "has the label 0.5: flowdup is for class" in message
 
 
 def test_a_folder_without_clients_is_refused(tmp_path):
@@ -256,7 +276,7 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path):
         ({"who": ["bo", None, "bo", "al", "cy"]}, "give every row a client"),
         ({"who": [["bo"]] * 5}, "give a column of names"),
         ({"label": [b"cat", b"dog", b"cat", b"dog", b"cat"]}, "labels of type binary"),
-        ({"label": [0.0, 1.0, 2.0, 3.0, 4.0]}, "double: flowdup is for classification only"),
+        ({"label": [0.0, 1.0, 2.5, 3.0, 4.0]}, "label 2.5: flowdup is for classification only"),
     ],
 )
 def test_a_column_that_cannot_be_used_is_named(changes, said, tmp_path):

@@ -101,6 +101,9 @@ def _parts(result: Mapping[str, Any]) -> Iterator[str | Table]:
     yield _table("percentiles over clients", result["percentiles"], shares)
     if result["confusion"]:
         reading, matrix = next(reversed(result["confusion"].items()))
+        if not any(map(any, matrix)):
+            yield _why_empty(_spoken(reading), result["clients"])
+            return
         names = result["class_names"] or list(map(str, range(len(matrix))))
         yield from _confusion(_spoken(reading), matrix, names)
 
@@ -125,17 +128,23 @@ def _table(
     return table
 
 
+def _why_empty(reading: str, clients: Sequence[Mapping[str, Any]]) -> str:
+    """Instead of a matrix without a point."""
+    few = all(client["points"] < 2 for client in clients if any(client["metrics"].values()))
+    if few:
+        return f"no {reading} figures: the clients with labels have too few points to be halved"
+    return f"no {reading} figures: no point with a label is in the half that is scored"
+
+
 def _confusion(reading: str, matrix: Matrix, names: Sequence[str]) -> Iterator[Table | str]:
     """The matrix of classes that occur, or the most frequent confusions where they are many."""
     there = [i for i, row in enumerate(matrix) if any(row) or any(r[i] for r in matrix)]
     if len(there) > _MOST_COLUMNS:
         yield from _most_confused(reading, matrix, names)
         return
-    table = Table(
-        title=f"confusion matrix, {reading}: points of a class (rows) by prediction (columns)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-    )
+    # a table's own title is broken into pieces as narrow as the table
+    yield f"confusion matrix, {reading}: points of a class (rows) by prediction (columns)"
+    table = Table(box=SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     for j in there:
         table.add_column(Text(shorten(names[j], _LONGEST_NAME)), justify="right", overflow="fold")

@@ -11,7 +11,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Inputs = Annotated[
     Path,
     typer.Option(
-        "--input", help="Inputs: .npz, .npy, .csv, an image, a folder or a .tar of images."
+        "--input",
+        help="Inputs: .npz, .npy, .csv, .parquet, an image, a folder or a .tar of images.",
     ),
 ]
 Settings = Annotated[

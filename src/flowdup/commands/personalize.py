@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from flowdup.checkpoint import checkpoint_in, read_origin
+from flowdup.commands.one_client import Client, check_client, warn
 from flowdup.commands.options import Inputs, Json
 from flowdup.data import DataConfig
-from flowdup.data.user_data import clients_named_in, read_inputs
-from flowdup.errors import ConfigError, ForeignClientError, shorten
+from flowdup.data.user_data import read_inputs
+from flowdup.errors import ConfigError, ForeignClientError
 from flowdup.export import FORMATS, export_model
 from flowdup.familiarity import Verdict
 from flowdup.personalize import Federation, load
@@ -33,9 +33,7 @@ def personalize(
             f".pt2 (torch), any other {FORMATS[0]}."
         ),
     ] = "",
-    client: Annotated[
-        str, typer.Option(help="Of a CSV with rows of several clients: those of this one alone.")
-    ] = "",
+    client: Client = "",
     foreign: Annotated[
         str,
         typer.Option(
@@ -57,7 +55,7 @@ def personalize(
     federation = load(folder)
     inputs = federation.spec.inputs
     column = _client_column(folder)
-    _check_client(source, client, column)
+    check_client(source, client, column, "one model is made of all of them")
     x = read_inputs(source, inputs.shape, inputs.columns, client, column)
     verdict = federation.familiarity(x) if federation.summary or foreign != "warn" else None
     is_foreign = verdict is not None and verdict.foreign
@@ -65,10 +63,12 @@ def personalize(
         assert verdict is not None
         raise ForeignClientError(f"{_foreign(verdict)}: check them, or choose --foreign global")
     is_global = is_foreign and foreign == "global"
-    export_model(federation.global_model() if is_global else federation.personalize(x), out, format)
+    own = federation.global_model() if is_global else federation.personalize(x)
+    own.client_column = column
+    export_model(own, out, format)
     if is_foreign and not is_global:
         assert verdict is not None
-        _warn(f"{_foreign(verdict)}: check them, or take the global model by --foreign global")
+        warn(f"{_foreign(verdict)}: check them, or take the global model by --foreign global")
     made = "global" if is_global else "personal"
     if as_json:
         found = asdict(verdict) if verdict else None
@@ -91,25 +91,6 @@ def _client_column(folder: Path) -> str:
     data = origin.config.get("data") if origin else None
     column = data.get("client_column") if isinstance(data, dict) else None
     return column if isinstance(column, str) else DataConfig().client_column
-
-
-def _check_client(source: Path, client: str, column: str) -> None:
-    """That this one is there; a warning where rows of several would make one model."""
-    named = clients_named_in(source, column)
-    if client and client not in named:
-        raise ConfigError(
-            f"{source} has no row whose column '{column}' is '{shorten(client)}': check the name"
-        )
-    if len(named) > 1 and not client:
-        _warn(
-            f"{source} has rows of {len(named)} clients, and one model is made of all of them: "
-            "choose one with --client"
-        )
-
-
-def _warn(sentence: str) -> None:
-    told = Text.assemble(("warning:", "bold yellow"), f" {sentence}")
-    Console(stderr=True).print(told, soft_wrap=True, highlight=False)
 
 
 def _told(federation: Federation, verdict: Verdict | None) -> str:

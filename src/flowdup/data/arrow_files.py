@@ -9,6 +9,8 @@ from flowdup.errors import ConfigError, DataError, shorten
 from flowdup.memory import check_memory
 from flowdup.strict_json import get_text, read_object
 
+_PARQUET = b"PAR1"  # what such a file begins with
+
 
 def read_arrow(path: Path, as_text: Sequence[str]) -> Any:
     """A pyarrow.Table with all rows of a file or folder, its buffers validated.
@@ -50,6 +52,18 @@ def is_csv(path: Path) -> bool:
     return path.name.lower().endswith((".csv", ".tsv")) and not path.name.startswith(".")
 
 
+def is_arrow(path: Path) -> bool:
+    """Whether it is a file of Parquet or Arrow, by its name or as Parquet by how it begins, or a
+    folder with one, or a Hugging Face dataset.
+    """
+    if path.is_dir():
+        return (path / "state.json").is_file() or any(map(_is_named_arrow, path.iterdir()))
+    if not path.is_file() or _is_named_arrow(path):
+        return path.is_file()
+    with path.open("rb") as content:
+        return content.read(len(_PARQUET)) == _PARQUET
+
+
 def has_csv(path: Path) -> bool:
     """Whether it is such a file, or a folder with one."""
     return any(map(is_csv, path.iterdir())) if path.is_dir() else is_csv(path)
@@ -89,6 +103,10 @@ def _check_parquet(metadata: Any, file: Path) -> None:
     size = sum(8 * max(c.num_values, 0) + max(c.total_uncompressed_size, 0) for c in columns)
     size = max(size, 8 * metadata.num_rows)
     check_memory(size, str(file), "write a table of fewer rows", DataError)
+
+
+def _is_named_arrow(path: Path) -> bool:
+    return path.suffix in (".parquet", ".arrow")
 
 
 def _table_files(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.errors import DataError, shorten
@@ -15,7 +16,8 @@ RANGES = "store classes, whole numbers from 0 on or names; a measured target cou
 
 _LONGEST = 1000  # letters of a name
 _MOST_DIGITS = 20  # of a name that is sorted as a number; Python reads no number of thousands
-_MISSING = ("", "nan")  # how files write that a point has no label
+_MOST = 2**31  # classes
+_MISSING = ("", "nan", "na", "n/a", "null", "none")  # how files write that a point has no label
 
 
 def check_class_names(names: Any, classes: int) -> tuple[str, ...]:
@@ -43,7 +45,8 @@ def read_labels(
     """Labels of clients, of each one text per point or None, and the names of the classes.
 
     With `numbers`, and where all are whole numbers, these are the labels, and there are no names;
-    other texts are names, sorted over all clients.  A point without a text gets -1.
+    other texts are names, sorted over all clients.  A point without a text gets -1, and with
+    `numbers` one with a word for none (NA, null, ...).
     """
     clients = [None if own is None else [*map(_plain, own)] if numbers else own for own in texts]
     found = {text for own in clients if own is not None for text in own} - {""}
@@ -51,16 +54,37 @@ def read_labels(
     if found and None not in values:
         if broken := [n for n in values if n is not None and n != int(n)]:
             raise DataError(f"{where} has the label {broken[0]}: {CLASSES_ONLY}, so {RANGES}")
-        if outside := [n for n in values if n is not None and not -1 <= n < 2**31]:
-            raise DataError(
-                f"{where} has the label {outside[0]:.0f}: store whole numbers from 0 on, and "
-                "nothing or -1 for no label"
-            )
+        if outside := [n for n in values if n is not None and not -1 <= n < _MOST]:
+            raise _outside(where, outside[0])
         code = {text: int(float(text)) for text in found}
         return [_coded(own, code) for own in clients], ()
     names = sort_names(found)
     code = {name: number for number, name in enumerate(names)}
     return [_coded(own, code) for own in clients], names
+
+
+def read_float_labels(y: NDArray[Any], where: str) -> Tensor:
+    """Whole numbers that are stored as floats, NaN as -1; DataError if one is something else."""
+    with np.errstate(over="ignore"):  # of what is too large for float64, as infinite
+        numbers = np.where(np.isnan(y), -1, y).astype(np.float64)
+    if len(broken := numbers[~np.isfinite(numbers) | (numbers != np.floor(numbers))]):
+        raise DataError(f"{where} has the label {broken[0]:g}: {CLASSES_ONLY}, so {RANGES}")
+    if len(outside := numbers[(numbers < -1) | (numbers >= _MOST)]):
+        raise _outside(where, float(outside[0]))
+    return torch.from_numpy(numbers.astype(np.int64))
+
+
+def words_for_none(texts: Iterable[Sequence[str] | None]) -> list[str]:
+    """Those among texts of labels that are read as no label, as they are written."""
+    found = {text.strip() for own in texts if own is not None for text in {*own}}
+    return sorted(text for text in found if text and not _plain(text))
+
+
+def _outside(where: str, label: float) -> DataError:
+    return DataError(
+        f"{where} has the label {label:.0f}: store whole numbers from 0 on, and nothing or -1 for "
+        "no label"
+    )
 
 
 def _coded(texts: Sequence[str] | None, code: dict[str, int]) -> Tensor | None:

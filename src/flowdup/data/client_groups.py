@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from flowdup.data.class_names import read_labels
+from flowdup.data.class_names import read_labels, words_for_none
 from flowdup.data.clients import ClientData
 from flowdup.errors import DataError
 
 
 class Clients(dict[str, list[ClientData]]):
-    """Clients by group (train, validation and test, or just "all"), their classes' names and those
-    of the columns that their inputs are.
+    """Clients by group (train, validation and test, or just "all"), their classes' names, those of
+    the columns that their inputs are, and words of the files that were read as no label.
     """
 
     def __init__(
@@ -20,9 +20,10 @@ class Clients(dict[str, list[ClientData]]):
         groups: Mapping[str, list[ClientData]],
         class_names: tuple[str, ...] = (),
         columns: tuple[str, ...] = (),
+        no_label: Sequence[str] = (),
     ) -> None:
         super().__init__(groups)
-        self.class_names, self.columns = class_names, columns
+        self.class_names, self.columns, self.no_label = class_names, columns, no_label
 
 
 class Unnamed(NamedTuple):
@@ -56,18 +57,21 @@ def name_classes(
     """
     every = [found for members in groups.values() for found in members]
     clients = [found.client for found in every]
+    no_label: list[str] = []
     if any(found.texts is not None for found in every):
         if mixed := [c.name for c in clients if c.y is not None]:
             raise DataError(
                 f"client '{mixed[0]}' of {path} has numbers for labels and others have texts: "
                 "store all labels in one way"
             )
-        labels, class_names = read_labels([found.texts for found in every], str(path), numbers)
+        texts = [found.texts for found in every]
+        labels, class_names = read_labels(texts, str(path), numbers)
+        no_label = words_for_none(texts) if numbers else []
         clients = [replace(c, y=y) for c, y in zip(clients, labels, strict=True)]
     rest = iter(clients)
     named = {group: [next(rest) for _ in members] for group, members in groups.items()}
     _check_apart(named, path)
-    return Clients(named, class_names, columns)
+    return Clients(named, class_names, columns, no_label)
 
 
 def _check_apart(clients: Mapping[str, Sequence[ClientData]], path: Path) -> None:

@@ -9,12 +9,12 @@ import torch
 from flowdup.data.client_groups import Clients, name_classes
 from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
-from flowdup.data.image_files import ImageReader, find_images, read_image_client
+from flowdup.data.image_files import ImageReader, find_images, read_image_client, with_channels
 from flowdup.data.input_spec import InputSpec
 from flowdup.data.inspection import find_source
 from flowdup.data.loading import read_clients
 from flowdup.data.tensors import listed
-from flowdup.data.user_data import read_client_file, with_channels
+from flowdup.data.user_data import read_client_file
 from flowdup.errors import ConfigError, DataError, shorten
 
 GROUPS = ("train", "validation", "test")

@@ -134,6 +134,13 @@ def read_image_client(folder: Path, reader: ImageReader) -> Unnamed:
     return Unnamed(ClientData(x, name=folder.name), texts if any(texts) else None)
 
 
+def with_channels(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Gray images with three equal channels, if that is what is read."""
+    if x.ndim != 4:
+        return x
+    return x.repeat(1, 3, 1, 1) if x.shape[1] == 1 and shape[:1] == (3,) else x
+
+
 def with_equal_channels(groups: Mapping[str, Sequence[Unnamed]]) -> dict[str, list[Unnamed]]:
     """Gray clients among coloured ones get the same channel three times."""
     most = max((one.client.x.shape[1] for found in groups.values() for one in found), default=1)

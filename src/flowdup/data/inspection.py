@@ -90,6 +90,11 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
     found.problems.extend(_find_problems(clients, groups, found))
     if not found.problems:
         found.remarks.extend(_find_remarks(clients, labels, found))
+        if groups.no_label:
+            found.remarks.append(
+                f"labels that were read as none: {listed(groups.no_label)}; if one of them is a "
+                "class, give it another name"
+            )
     return found
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.data.arrow_files import has_csv
-from flowdup.data.class_names import CLASSES_ONLY, RANGES
+from flowdup.data.class_names import read_float_labels
 from flowdup.data.client_groups import Unnamed
 from flowdup.data.clients import ClientData
 from flowdup.data.image_files import Image, ImageReader
@@ -57,7 +57,7 @@ class ClientTable:
         starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
         traits: list[dict[str, Trait]] = [{} for _ in names]
         for column in self.table.column_names:
-            if column not in (client_column, label_column, *columns):
+            if column.strip() and column not in (client_column, label_column, *columns):
                 varies = self.add_traits(traits, column, order, starts)
                 if varies and guessed:
                     raise self.error(
@@ -77,19 +77,38 @@ class ClientTable:
         self, given: Sequence[str], others: Sequence[str | None]
     ) -> tuple[Sequence[str], bool]:
         """The inputs' columns, and whether they are a guess: for x, the default, where it is one of
-        numbers, or where a CSV has none, all columns of numbers but others.
+        numbers, or where a CSV has none, all named columns of numbers but others.
         """
         names = self.table.column_names
         one = _may_be_numbers(self.column("x").type) if "x" in names else has_csv(self.path)
         if tuple(given) != ("x",) or not one:
             return given, False
+        return self.number_columns(others), True
+
+    def number_columns(self, others: Sequence[str | None]) -> list[str]:
+        """All columns of numbers but others, and those without a name, as pandas writes a table's
+        index; DataError if there are none.
+        """
+        names = [name for name in self.table.column_names if name.strip()]
         found = [n for n in names if n not in others and _may_be_numbers(self.column(n).type)]
         if not found:
             raise DataError(
                 f"{self.path} has no columns of numbers but {listed(filter(None, others))}: write "
                 "the inputs as numbers, with names in the first line"
             )
-        return found, True
+        return found
+
+    def is_image(self, name: str) -> bool:
+        """Whether a column has images."""
+        return _is_image(self.column(name).type)
+
+    def is_wide(self, name: str) -> bool:
+        """Whether a column has images or (nested) lists of numbers."""
+        own = self.column(name).type
+        inner = own
+        while hasattr(inner, "value_type"):
+            inner = inner.value_type
+        return _is_image(own) or (inner is not own and _kind(inner) in _NUMBERS)
 
     def number_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """The inputs' columns if these hold single numbers; none for a column of lists or images,
@@ -123,7 +142,7 @@ class ClientTable:
         if column.null_count == len(column):
             return torch.full((len(column),), -1)
         if _kind(column.type) == "f":
-            raise self.error(name, f"has labels of type {column.type}", f"{CLASSES_ONLY}, {RANGES}")
+            return read_float_labels(column.to_numpy(), f"column '{shorten(name)}' of {self.path}")
         if _is_text(column.type):
             return [text or "" for text in column.to_pylist()]
         if _kind(column.type) not in "biu":

@@ -6,7 +6,6 @@ range of labels) is for `InputSpec.check` to say.
 
 import warnings
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flowdup.data.arrow_files import is_csv, read_arrow
-from flowdup.data.class_names import CLASSES_ONLY, RANGES
+from flowdup.data.class_names import read_float_labels
 from flowdup.data.client_groups import Clients, Unnamed, find_groups, name_classes
 from flowdup.data.clients import ClientData
 from flowdup.data.csv_clients import read_csv_client, read_csv_clients
@@ -26,19 +25,20 @@ from flowdup.data.image_files import (
     find_image_clients,
     is_image,
     read_image_client,
+    with_channels,
     with_equal_channels,
 )
 from flowdup.data.numpy_files import read_arrays
+from flowdup.data.table_inputs import DEFAULT_COLUMN, is_table, read_table_inputs
 from flowdup.data.tables import ClientTable
 from flowdup.data.tar_shards import find_tar_clients, is_tar, read_tar_client, read_tar_images
 from flowdup.data.tensors import as_inputs, listed
-from flowdup.errors import DataError, shorten
+from flowdup.errors import DataError
 
 Array = NDArray[Any]
 
 _NPZ, _CSV, _TARS = ".npz files", "CSV files", "tar files"
 _IMAGES = "folders of images"
-_CLIENT = "client"  # the column of a CSV that names whose rows they are
 _MAPPABLE = (np.uint8, np.float32, np.float64)
 
 
@@ -51,7 +51,7 @@ def read_folder(
 ) -> Clients:
     """Clients from a folder, each named after its file or its own folder:
 
-    client.npz           `x` [n, ...], perhaps `y` [n] (-1: no label) or texts; scalars are traits
+    client.npz           `x` [n, ...], perhaps `y` [n] (-1, NaN: none) or texts; scalars are traits
     client.csv           columns of numbers, perhaps one of labels; columns as for `read_table`
     client/class/1.png   images; client/1.png has no label
     client.tar           images 1.png, perhaps with labels 1.cls (`tar_shards`); or client/1.tar
@@ -127,13 +127,12 @@ def read_inputs(
     shape: tuple[int, ...] = (),
     columns: Sequence[str] = (),
     client: str = "",
-    client_column: str = _CLIENT,
+    client_column: str = DEFAULT_COLUMN,
 ) -> Tensor:
-    """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a CSV of
-    inputs, an image, a folder or a tar file of images.
+    """Points without labels, [n, ...], from an .npz (its `x`, or its only array), an .npy, a table
+    (`table_inputs`), an image, a folder or a tar file of images.
 
-    Of a CSV, `columns` are read if they are given; else all but `client_column` and `label`.  With
-    `client`, rows of this one alone.
+    Of a table, `columns` are read if they are given.  With `client`, rows of this one alone.
 
     An .npy of uint8, float32 or float64 is mapped as it is: it may be larger than memory, and the
     tensor must not be written to.  Gray images get as many channels as a `shape` that is given has.
@@ -146,9 +145,11 @@ def read_named_inputs(
     shape: tuple[int, ...] = (),
     columns: Sequence[str] = (),
     client: str = "",
-    client_column: str = _CLIENT,
+    client_column: str = DEFAULT_COLUMN,
 ) -> tuple[Tensor, list[str]]:
     """The same, and for images the names of their files, as they are in the folder or tar file."""
+    if is_table(path):
+        return read_table_inputs(path, shape, columns, client, client_column), []
     if path.is_dir():
         files = [image for image, _ in client_images(path)]
         x = ImageReader().read(((str(file), file) for file in files), len(files))
@@ -158,39 +159,14 @@ def read_named_inputs(
     if path.is_file() and is_tar(path):
         x, names = read_tar_images(path, ImageReader())
         return with_channels(x, shape), names
-    return _read_numbers(path, shape, columns, client, client_column), []
+    return _read_numbers(path), []
 
 
-def clients_named_in(path: Path, column: str = _CLIENT) -> list[str]:
-    """Those that a CSV has rows of, by a column; none if it has no such column."""
-    if not (path.is_file() and is_csv(path)):
-        return []
-    table = read_arrow(path, (column,))
-    return table[column].unique().to_pylist() if column in table.column_names else []
-
-
-def _read_numbers(
-    path: Path, shape: tuple[int, ...], columns: Sequence[str], client: str, client_column: str
-) -> Tensor:
-    if path.is_file() and is_csv(path):
-        rows = read_arrow(path, (client_column,) if client else ())
-        if client:
-            rows = rows.filter([name == client for name in rows[client_column].to_pylist()])
-        table = ClientTable(rows, path, ImageReader(), client)
-        there: Sequence[str] = table.table.column_names
-        if missing := [name for name in columns if name not in there]:
-            raise DataError(
-                f"{path} has no column '{shorten(missing[0])}', which the federation reads: add "
-                f"it to {listed(there)}"
-            )
-        columns = columns or there
-        if columns is there and shape and len(there) > prod(shape):  # with labels or traits
-            columns, _ = table.input_names(("x",), (client_column, "label"))
-        return table.inputs(columns, shape if len(columns) == prod(shape) else None)
+def _read_numbers(path: Path) -> Tensor:
     if not path.exists():
         raise DataError(
-            f"there is no file {path}: give an .npz, .npy or CSV file, an image, or a folder or a "
-            "tar file of images"
+            f"there is no file {path}: give an .npz, .npy, CSV or Parquet file, an image, or a "
+            "folder or a tar file of images"
         )
     names, arrays = read_arrays(path, ("x",))
     if "x" not in arrays and len(names) != 1:
@@ -209,23 +185,16 @@ def read_client_file(
     input_columns: Sequence[str],
     shape: tuple[int, ...] | None = None,
 ) -> Unnamed | None:
-    """One client from its own file, as in a folder of them: an .npz, a tar file, or a CSV without a
-    column of clients.  None if the file is a table of clients.
+    """One client from its own file, as in a folder of them: an .npz, a tar file, or a table without
+    a column of clients.  None if the file is a table of clients.
     """
     if path.suffix == ".npz":
         return _read_npz(path)
     if is_tar(path):
         return read_tar_client(path.name.partition(".")[0], [path], ImageReader())
-    if not is_csv(path) or client_column in read_arrow(path, ()).column_names:
+    if not is_table(path) or client_column in read_arrow(path, ()).column_names:
         return None
     return read_csv_client(path, client_column, label_column, input_columns, shape)
-
-
-def with_channels(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Gray images with three equal channels, if that is what is read."""
-    if x.ndim != 4:
-        return x
-    return x.repeat(1, 3, 1, 1) if x.shape[1] == 1 and shape[:1] == (3,) else x
 
 
 def _find_kind(groups: Mapping[str, Path], path: Path) -> str:
@@ -273,13 +242,13 @@ def _read_npz(file: Path) -> Unnamed:
 
 
 def _labels(y: Array, points: int, where: str) -> Tensor:
-    if y.dtype.kind == "f":
-        raise DataError(f"{where} has labels of type {y.dtype}: {CLASSES_ONLY}, so {RANGES}")
-    if y.dtype.kind not in "biu" or y.shape != (points,):
+    if y.dtype.kind not in "biuf" or y.shape != (points,):
         raise DataError(
             f"{where} has labels of type {y.dtype} and shape {y.shape}: store one whole number per "
             f"point ({points}), from 0 on, -1 for no label"
         )
+    if y.dtype.kind == "f":
+        return read_float_labels(y, where)
     if y.size and y.dtype.kind == "u" and y.max() > np.iinfo(np.int64).max:
         raise DataError(f"{where} has the label {y.max()}: store whole numbers from 0 on")
     return torch.from_numpy(y.astype(np.int64))
