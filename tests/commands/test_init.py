@@ -89,20 +89,59 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     assert "validation_clients" not in (tmp_path / "split.toml").read_text()
 
 
-def test_few_clients_with_labels_to_measure_by_are_told(tmp_path: Path) -> None:
-    for number in range(30):
-        given: dict[str, Any] = {} if number % 10 == 0 else {"y": np.full(12, -1)}
-        write_client(tmp_path / "clients" / f"{number}.npz", number, **given)
+def write_partly(folder: Path, clients: int, labeled: int) -> None:
+    """The first ones have labels."""
+    for number in range(clients):
+        given: dict[str, Any] = {} if number < labeled else {"y": np.full(12, -1)}
+        write_client(folder / f"{folder.name}{number}.npz", number, **given)
+
+
+def test_how_many_clients_of_each_group_have_labels_is_told_as_they_will_be_split(
+    tmp_path: Path,
+) -> None:
+    write_partly(tmp_path / "clients", 40, 8)
     file = tmp_path / "own.toml"
     told = flowdup("init", tmp_path / "clients", "--out", file)
-    assert told.code == 0, told.error
+    line = "labels: 6 of 28 training, 1 of 6 validation, 1 of 6 test clients\n"
+    assert told.code == 0 and line in told.out and f"# {line}" in file.read_text()
     config = load_config(str(file))
-    population = load_population(config.data, Stream(config.seed).child("data"))
+    found = load_population(config.data, Stream(config.seed).child("data"))
+    groups = (found.train, found.validation, found.test)
+    assert [sum(c.labeled for c in group) for group in groups] == [6, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("labeled", "remarks"),
+    [
+        (1, ["0 of 6 validation clients have", "none of 6 test clients has labels"]),
+        (2, ["1 of 6 validation clients have", "none of 6 test clients has labels"]),
+        (3, ["1 of 6 validation clients have"]),
+        (32, []),
+        (40, []),
+    ],
+)
+def test_few_clients_with_labels_to_measure_by_are_told(
+    tmp_path: Path, labeled: int, remarks: list[str]
+) -> None:
+    write_partly(tmp_path / "clients", 40, labeled)
+    file = tmp_path / "own.toml"
+    ended = flowdup("init", tmp_path / "clients", "--out", file, "--json")
+    found = [text for text in json.loads(ended.out)["remarks"] if "label more" in text]
+    assert [text[: len(begin)] for text, begin in zip(found, remarks, strict=True)] == remarks
+    assert all(f"# note: {text}\n" in file.read_text() for text in found)
+
+
+def test_labels_are_taken_from_training_only_where_the_cost_is_named(tmp_path: Path) -> None:
+    for group, clients, labeled in (("train", 12, 11), ("validation", 3, 1), ("test", 2, 0)):
+        write_partly(tmp_path / "split" / group, clients, labeled)
+    write_partly(tmp_path / "clients", 40, 8)
+    told = flowdup("init", tmp_path / "split", "--out", tmp_path / "split.toml").out
+    assert "labels: 11 of 12 training, 1 of 3 validation, 0 of 2 test clients\n" in told
     for group in ("validation", "test"):
-        clients = getattr(population, group)
-        labeled = sum(client.labeled for client in clients)
-        remark = f"{labeled} of {len(clients)} {group} clients have labels"
-        assert remark in told.out and remark in file.read_text()
+        cost = f"move some that have labels from train to {group} (training then learns from fewer)"
+        assert f"label more clients, or {cost}" in told
+    told = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").out
+    assert "or raise data.validation_clients (training then learns from fewer)" in told
 
 
 def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Inspection:
     dtype: str
     points: dict[str, float]  # of a client: least, median, most
     labeled: int  # clients with at least one label
+    labeled_groups: dict[str, int]  # of them, by group
     class_names: tuple[str, ...]
     class_points: tuple[int, ...]  # points of class 0, 1, ...
     classes_per_client: float  # median over labeled clients
@@ -81,6 +82,7 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
         "uint8" if bytes_at > len(clients) / 2 else "float32",
         {"least": min(sizes), "median": median(sizes), "most": max(sizes)},
         len(labels),
+        {group: sum(c.labeled for c in members) for group, members in groups.items()},
         groups.class_names,
         tuple(counts.tolist()),
         median(map(len, labels)) if labels else 0,
