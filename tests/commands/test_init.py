@@ -1,6 +1,7 @@
 """`flowdup init` looks at a user's clients and writes settings that train as they are."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,15 @@ def test_its_file_trains_as_it_is(tmp_path: Path, clients: int) -> None:
     ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
     assert ended.code == 0 and f"{clients} clients, {clients} with labels" in ended.out
     config = load_config(str(tmp_path / "own.toml"))
-    assert (config.model, config.method.name, config.client.batch_size) == (
-        "mlp",
-        "flowdup-plus",
-        12,
-    )
+    method = "flowdup-plus" if clients == 20 else "fedavg"
+    assert (config.model, config.method.name) == ("mlp", method)
+    assert config.client.batch_size == 12
     held = {1: (0, 0), 2: (1, 0), 3: (1, 1), 20: (3, 3)}[clients]
     assert (config.data.validation_clients, config.data.test_clients) == held
-    assert config.rounds == 600
+    stages = 2 if clients == 20 else 1
+    assert config.rounds == 300 * stages
     rounds = list(train_run(in_short(config), tmp_path / "run"))
-    assert [row["stage"] for row in rounds] == [0, 0, 1, 1]
+    assert [row.get("stage", 0) for row in rounds] == [0, 0, 1, 1][: 2 * stages]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,11 @@ def test_few_clients_with_labels_to_measure_by_are_told(
     write_partly(tmp_path / "clients", 40, labeled)
     file = tmp_path / "own.toml"
     ended = flowdup("init", tmp_path / "clients", "--out", file, "--json")
-    found = [text for text in json.loads(ended.out)["remarks"] if "label more" in text]
+    found = [
+        text
+        for text in json.loads(ended.out)["remarks"]
+        if re.search("(validation|test) clients h", text)
+    ]
     assert [text[: len(begin)] for text, begin in zip(found, remarks, strict=True)] == remarks
     assert all(f"# note: {text}\n" in file.read_text() for text in found)
 
@@ -142,6 +146,43 @@ def test_labels_are_taken_from_training_only_where_the_cost_is_named(tmp_path: P
         assert f"label more clients, or {cost}" in told
     told = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").out
     assert "or raise data.validation_clients (training then learns from fewer)" in told
+
+
+def by_init(folder: Path) -> Config:
+    """What it writes."""
+    ended = flowdup("init", folder, "--out", folder.with_suffix(".toml"))
+    assert ended.code == 0, ended.error
+    return load_config(str(folder.with_suffix(".toml")))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 20, 20)])
+def test_of_few_training_clients_with_labels_one_model_for_all_is_learned(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """As the first of FLowDUP+'s stages does it, and without a correction."""
+    for labeled in (8, 30):
+        for number in range(40):
+            x = np.random.default_rng(number).normal(size=(12, *shape))
+            given: dict[str, Any] = {} if number < labeled else {"y": np.full(12, -1)}
+            write_client(tmp_path / str(labeled) / f"{number}.npz", number, x=x, **given)
+    few, many = by_init(tmp_path / "8"), by_init(tmp_path / "30")
+    first = many.before[0]
+    assert (many.method.name, few.method.name) == ("flowdup-plus", "fedavg-pseudo")
+    assert few.method.table() == first.method.table() | {"correction": "none"}
+    assert (few.client, few.server, few.before) == (first.client, first.server, ())
+    assert len(list(train_run(in_short(few), tmp_path / "run"))) == 2
+
+
+def test_why_one_model_for_all_is_learned_is_told(tmp_path: Path) -> None:
+    for name, clients, labeled in (("some", 30, 9), ("all", 9, 9), ("enough", 14, 14)):
+        write_partly(tmp_path / name, clients, labeled)
+        told = flowdup("init", tmp_path / name, "--out", tmp_path / f"{name}.toml").out
+        config = load_config(str(tmp_path / f"{name}.toml"))
+        method = {"some": "fedavg-pseudo", "all": "fedavg", "enough": "flowdup-plus"}[name]
+        why = f"of fewer than 10 a hypernetwork learns little: the method is {method}, one model"
+        assert config.method.name == method
+        for text in (told, (tmp_path / f"{name}.toml").read_text()):
+            assert (why in text) == (name != "enough")
 
 
 def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def init(
         found = inspect_clients(source, reading)
     if not found.problems:
         choice = Choice.of(found)
-        found = replace(found, remarks=[*found.remarks, *choice.few_labels(found)])
+        found = replace(found, remarks=[*found.remarks, *choice.remarks(found)])
         told = describe(found, choice.labels)
         write_atomic(file, choice.toml(found, told).encode())
         _check(file)

@@ -10,7 +10,9 @@ from flowdup.models import own_shapes
 from flowdup.settings import toml_value
 
 _FEW = 5  # validation clients with labels, below which a mean over them says little
+_FEWEST_TO_LEARN = 10  # training clients with labels; of fewer a hypernetwork learns little
 _LARGE = 30_000  # weights: smaller models learn faster, as in the preset digits-plus
+_BASE = 'base = "plus"                   # FLowDUP+; what it sets: flowdup presets'
 _SMALL_STAGE = """
 [[before]]                      # FedAvg first, then FLowDUP+ from what it has learned
 method = { name = "fedavg-pseudo", correction = "em", init_scale = 0.41 }
@@ -22,6 +24,19 @@ alpha = 0.5
 lr_decay_fraction = 0.0
 optimizer = { lr = 0.03, eps = 1e-4 }
 """
+_SMALL_SERVER = """\
+rounds = 300
+alpha = 0.5                     # share of a cohort that has labels, where others learn, too
+averaging = 0.9
+lr_decay_fraction = 0.0
+optimizer = { lr = 0.03, eps = 1e-4 }"""
+_LARGE_SERVER = """\
+rounds = 400
+alpha = 0.5                     # share of a cohort that has labels, where others learn, too
+averaging = 0.98
+lr_decay_fraction = 0.0
+optimizer = { lr = 2e-3, eps = 1e-9 }"""
+_RUN = ("", "[run]", "evaluate_every = 25")
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,28 @@ class Choice:
         )
 
     @property
+    def method(self) -> str:
+        """The name of the method that learns last."""
+        if self.labeled["train"] >= _FEWEST_TO_LEARN:
+            return "flowdup-plus"
+        mixed = self.labeled["train"] < self.groups["train"]
+        return "fedavg-pseudo" if mixed else "fedavg"
+
+    def remarks(self, found: Inspection) -> list[str]:
+        """What follows from where labels are."""
+        return [*self._few_to_learn(), *self._few_to_measure(found)]
+
+    def _few_to_learn(self) -> list[str]:
+        """A remark where one model for all is learned."""
+        if self.method == "flowdup-plus":
+            return []
+        return [
+            f"{self.labeled['train']} of {self.groups['train']} training clients have labels, and "
+            f"of fewer than {_FEWEST_TO_LEARN} a hypernetwork learns little: the method is "
+            f"{self.method}, one model for all; label more clients and run this again for FLowDUP+"
+        ]
+
+    @property
     def labels(self) -> str:
         """How many clients of each group have labels, in a line."""
         names = {"train": "training"}
@@ -67,7 +104,7 @@ class Choice:
         )
         return f"labels: {', '.join(counts)} clients"
 
-    def few_labels(self, found: Inspection) -> list[str]:
+    def _few_to_measure(self, found: Inspection) -> list[str]:
         """A remark where few clients with labels choose the best round, or none is tested."""
         remarks = []
         validation, test = (self.groups.get(name, 0) for name in ("validation", "test"))
@@ -108,7 +145,7 @@ class Choice:
         return [
             *lines,
             "# All settings and their meaning: flowdup settings",
-            'base = "plus"                   # FLowDUP+; what it sets: flowdup presets',
+            *([_BASE] if self.method == "flowdup-plus" else []),
             f"model = {toml_value(self.model):24}# {reason}; {self.weights:,} weights",
             "",
         ]
@@ -133,28 +170,52 @@ class Choice:
         return [*lines, ""]
 
     def _training(self) -> list[str]:
-        small = self.weights < _LARGE
+        if self.method == "flowdup-plus":
+            return self._personal()
+        return [
+            "[method]",
+            f"name = {toml_value(self.method):25}# one model for all: few training labels",
+            "init_scale = 0.41",
+            *self._batches(),
+            "clip = 1.0",
+            "optimizer = { lr = 0.1 }",
+            *self._cohorts(),
+            _SMALL_SERVER if self.small else _LARGE_SERVER,
+            *_RUN,
+        ]
+
+    def _personal(self) -> list[str]:
+        """FLowDUP+ after a stage of FedAvg."""
         lines = [
             "[method]",
             f"subspace = {{ k = {self.k} }}".ljust(32) + "# numbers that tell clients apart",
-            f"hypernetwork = {{ hidden = {50 if small else 100} }}",
-            "",
-            "[client]",
-            f"batch_size = {self.batch_size}",
+            f"hypernetwork = {{ hidden = {50 if self.small else 100} }}",
+            *self._batches(),
+            *self._cohorts(),
         ]
-        if self.shift:
-            lines += [
-                f"shift = {self.shift:<24}# pixels by which training images are moved at random",
-                "# mirror = true                 # if mirrored images are of the same class",
-            ]
-        lines += ["", "[server]", f"cohort = {self.cohort:<23}# clients in a round"]
-        if small:
-            lines += ["rounds = 300", "warm_up = 0", "averaging = 0.9"]
-            lines.append("optimizer = { lr = 0.01, eps = 1e-5 }")
-        else:
-            lines.append("# rounds = 600                  # after 400 of FedAvg")
-        lines += ["", "[run]", "evaluate_every = 25"]
-        return [*lines, _SMALL_STAGE.rstrip()] if small else lines
+        if not self.small:
+            return [*lines, "# rounds = 600                  # after 400 of FedAvg", *_RUN]
+        lines += ["rounds = 300", "warm_up = 0", "averaging = 0.9"]
+        lines += ["optimizer = { lr = 0.01, eps = 1e-5 }", *_RUN]
+        return [*lines, _SMALL_STAGE.rstrip()]
+
+    @property
+    def small(self) -> bool:
+        """Whether the model is."""
+        return self.weights < _LARGE
+
+    def _batches(self) -> list[str]:
+        lines = ["", "[client]", f"batch_size = {self.batch_size}"]
+        if not self.shift:
+            return lines
+        return [
+            *lines,
+            f"shift = {self.shift:<24}# pixels by which training images are moved at random",
+            "# mirror = true                 # if mirrored images are of the same class",
+        ]
+
+    def _cohorts(self) -> list[str]:
+        return ["", "[server]", f"cohort = {self.cohort:<23}# clients in a round"]
 
 
 def _split(found: Inspection) -> tuple[dict[str, int], dict[str, int]]:
