@@ -208,6 +208,26 @@ def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
     assert all(f"# note: {line}\n" in text for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "gray"),
+    [
+        ((12, 10), np.uint8, True),
+        ((1, 12, 10), np.uint8, False),
+        ((12, 10), np.float32, False),
+        ((3, 64), np.uint8, False),
+    ],
+)
+def test_gray_images_without_channels_are_told(
+    tmp_path: Path, shape: tuple[int, ...], dtype: type, gray: bool
+) -> None:
+    for number in range(3):
+        x = np.random.default_rng(number).integers(0, 255, (12, *shape)).astype(dtype)
+        write_client(tmp_path / "clients" / f"{number}.npz", number, x=x)
+    told = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").out
+    remark = "if these are gray images, store them as [n, 1, 12, 10]"
+    assert (remark in told) == (remark in (tmp_path / "own.toml").read_text()) == gray
+
+
 def test_names_of_classes_are_told_in_their_own_letters(tmp_path: Path) -> None:
     names = np.array(["Käfer", "蝶", "a\x9bb", 'say "x"'])
     for number in range(3):

@@ -12,7 +12,12 @@ from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
 from flowdup.data.loading import read_clients
 from flowdup.data.statistics import ChannelSums, combine
-from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
+from flowdup.data.tensors import (
+    channels_last_sentence,
+    listed,
+    looks_channels_last,
+    looks_gray,
+)
 from flowdup.errors import ConfigError, DataError
 from flowdup.settings import Table, read_settings
 
@@ -163,6 +168,13 @@ def _find_remarks(
     varying = combine(ChannelSums.of(c.x) for c in clients).varying()
     if constant := [str(i) for i, varies in enumerate(varying) if not varies]:
         remarks.append(f"input channels that never vary: {listed(constant)} (of {len(varying)})")
+    if looks_gray(found.shape, found.dtype):
+        height, width = found.shape
+        remarks.append(
+            f"inputs of shape {list(found.shape)} are read as {height} channels of {width} "
+            f"numbers: if these are gray images, store them as [n, 1, {height}, {width}], "
+            "x[:, None] in NumPy"
+        )
     if unlabeled := found.clients - found.labeled:
         remarks.append(f"{unlabeled} of {found.clients} clients have no labels")
     if alone := sum(len(own) == 1 for own in labels):
