@@ -228,6 +228,20 @@ def test_gray_images_without_channels_are_told(
     assert (remark in told) == (remark in (tmp_path / "own.toml").read_text()) == gray
 
 
+@pytest.mark.parametrize(("alone", "consequence"), [(1, False), (11, True), (12, True)])
+def test_what_follows_from_clients_of_one_class_is_told(
+    tmp_path: Path, alone: int, consequence: bool
+) -> None:
+    for number in range(12):
+        given: dict[str, Any] = {"y": np.full(12, number % 2)} if number < alone else {}
+        write_client(tmp_path / "clients" / f"{number}.npz", number, **given)
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml", "--json")
+    begin = f"{alone} of 12 labeled clients have one class only"
+    (remark,) = (text for text in json.loads(ended.out)["remarks"] if text.startswith(begin))
+    for word in ("accuracy on validation clients", "correction for class shares", "may mislead"):
+        assert (word in remark) == consequence
+
+
 def test_names_of_classes_are_told_in_their_own_letters(tmp_path: Path) -> None:
     names = np.array(["Käfer", "蝶", "a\x9bb", 'say "x"'])
     for number in range(3):

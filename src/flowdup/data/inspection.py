@@ -178,7 +178,7 @@ def _find_remarks(
     if unlabeled := found.clients - found.labeled:
         remarks.append(f"{unlabeled} of {found.clients} clients have no labels")
     if alone := sum(len(own) == 1 for own in labels):
-        remarks.append(f"{alone} of {found.labeled} labeled clients have one class only")
+        remarks.append(_one_class(alone, found.labeled))
     points = sum(found.class_points)
     if missing := [str(i) for i, n in enumerate(found.class_points) if n == 0]:
         remarks.append(f"classes without a point: {listed(missing)}")
@@ -195,3 +195,15 @@ def _find_remarks(
     if tiny := sum(len(c) < _FEW for c in clients):
         remarks.append(f"{tiny} clients have less than {_FEW} points")
     return remarks
+
+
+def _one_class(alone: int, labeled: int) -> str:
+    """What follows where clients' labels are of one class."""
+    told = f"{alone} of {labeled} labeled clients have one class only"
+    if 2 * alone < labeled:
+        return told
+    return (
+        f"{told}: accuracy on validation clients like these says little of clients with several "
+        "classes, and a correction for class shares (method.correction), calibrated on them, may "
+        "mislead; label points of more classes, or compare with method.correction = 'none'"
+    )
