@@ -1,6 +1,7 @@
 """`flowdup init` looks at a user's clients and writes settings that train as they are."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,15 @@ def test_its_file_trains_as_it_is(tmp_path: Path, clients: int) -> None:
     ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
     assert ended.code == 0 and f"{clients} clients, {clients} with labels" in ended.out
     config = load_config(str(tmp_path / "own.toml"))
-    assert (config.model, config.method.name, config.client.batch_size) == (
-        "mlp",
-        "flowdup-plus",
-        12,
-    )
+    method = "flowdup-plus" if clients == 20 else "fedavg"
+    assert (config.model, config.method.name) == ("mlp", method)
+    assert config.client.batch_size == 12
     held = {1: (0, 0), 2: (1, 0), 3: (1, 1), 20: (3, 3)}[clients]
     assert (config.data.validation_clients, config.data.test_clients) == held
-    assert config.rounds == 600
+    stages = 2 if clients == 20 else 1
+    assert config.rounds == 300 * stages
     rounds = list(train_run(in_short(config), tmp_path / "run"))
-    assert [row["stage"] for row in rounds] == [0, 0, 1, 1]
+    assert [row.get("stage", 0) for row in rounds] == [0, 0, 1, 1][: 2 * stages]
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,100 @@ def test_a_table_and_groups_are_found(tmp_path: Path) -> None:
     assert "validation_clients" not in (tmp_path / "split.toml").read_text()
 
 
-def test_few_clients_with_labels_to_measure_by_are_told(tmp_path: Path) -> None:
-    for number in range(30):
-        given: dict[str, Any] = {} if number % 10 == 0 else {"y": np.full(12, -1)}
-        write_client(tmp_path / "clients" / f"{number}.npz", number, **given)
+def write_partly(folder: Path, clients: int, labeled: int) -> None:
+    """The first ones have labels."""
+    for number in range(clients):
+        given: dict[str, Any] = {} if number < labeled else {"y": np.full(12, -1)}
+        write_client(folder / f"{folder.name}{number}.npz", number, **given)
+
+
+def test_how_many_clients_of_each_group_have_labels_is_told_as_they_will_be_split(
+    tmp_path: Path,
+) -> None:
+    write_partly(tmp_path / "clients", 40, 8)
     file = tmp_path / "own.toml"
     told = flowdup("init", tmp_path / "clients", "--out", file)
-    assert told.code == 0, told.error
+    line = "labels: 6 of 28 training, 1 of 6 validation, 1 of 6 test clients\n"
+    assert told.code == 0 and line in told.out and f"# {line}" in file.read_text()
     config = load_config(str(file))
-    population = load_population(config.data, Stream(config.seed).child("data"))
+    found = load_population(config.data, Stream(config.seed).child("data"))
+    groups = (found.train, found.validation, found.test)
+    assert [sum(c.labeled for c in group) for group in groups] == [6, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("labeled", "remarks"),
+    [
+        (1, ["0 of 6 validation clients have", "none of 6 test clients has labels"]),
+        (2, ["1 of 6 validation clients have", "none of 6 test clients has labels"]),
+        (3, ["1 of 6 validation clients have"]),
+        (32, []),
+        (40, []),
+    ],
+)
+def test_few_clients_with_labels_to_measure_by_are_told(
+    tmp_path: Path, labeled: int, remarks: list[str]
+) -> None:
+    write_partly(tmp_path / "clients", 40, labeled)
+    file = tmp_path / "own.toml"
+    ended = flowdup("init", tmp_path / "clients", "--out", file, "--json")
+    found = [
+        text
+        for text in json.loads(ended.out)["remarks"]
+        if re.search("(validation|test) clients h", text)
+    ]
+    assert [text[: len(begin)] for text, begin in zip(found, remarks, strict=True)] == remarks
+    assert all(f"# note: {text}\n" in file.read_text() for text in found)
+
+
+def test_labels_are_taken_from_training_only_where_the_cost_is_named(tmp_path: Path) -> None:
+    for group, clients, labeled in (("train", 12, 11), ("validation", 3, 1), ("test", 2, 0)):
+        write_partly(tmp_path / "split" / group, clients, labeled)
+    write_partly(tmp_path / "clients", 40, 8)
+    told = flowdup("init", tmp_path / "split", "--out", tmp_path / "split.toml").out
+    assert "labels: 11 of 12 training, 1 of 3 validation, 0 of 2 test clients\n" in told
     for group in ("validation", "test"):
-        clients = getattr(population, group)
-        labeled = sum(client.labeled for client in clients)
-        remark = f"{labeled} of {len(clients)} {group} clients have labels"
-        assert remark in told.out and remark in file.read_text()
+        cost = f"move some that have labels from train to {group} (training then learns from fewer)"
+        assert f"label more clients, or {cost}" in told
+    told = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").out
+    assert "or raise data.validation_clients (training then learns from fewer)" in told
+
+
+def by_init(folder: Path) -> Config:
+    """What it writes."""
+    ended = flowdup("init", folder, "--out", folder.with_suffix(".toml"))
+    assert ended.code == 0, ended.error
+    return load_config(str(folder.with_suffix(".toml")))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 20, 20)])
+def test_of_few_training_clients_with_labels_one_model_for_all_is_learned(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """As the first of FLowDUP+'s stages does it, and without a correction."""
+    for labeled in (8, 30):
+        for number in range(40):
+            x = np.random.default_rng(number).normal(size=(12, *shape))
+            given: dict[str, Any] = {} if number < labeled else {"y": np.full(12, -1)}
+            write_client(tmp_path / str(labeled) / f"{number}.npz", number, x=x, **given)
+    few, many = by_init(tmp_path / "8"), by_init(tmp_path / "30")
+    first = many.before[0]
+    assert (many.method.name, few.method.name) == ("flowdup-plus", "fedavg-pseudo")
+    assert few.method.table() == first.method.table() | {"correction": "none"}
+    assert (few.client, few.server, few.before) == (first.client, first.server, ())
+    assert len(list(train_run(in_short(few), tmp_path / "run"))) == 2
+
+
+def test_why_one_model_for_all_is_learned_is_told(tmp_path: Path) -> None:
+    for name, clients, labeled in (("some", 30, 9), ("all", 9, 9), ("enough", 14, 14)):
+        write_partly(tmp_path / name, clients, labeled)
+        told = flowdup("init", tmp_path / name, "--out", tmp_path / f"{name}.toml").out
+        config = load_config(str(tmp_path / f"{name}.toml"))
+        method = {"some": "fedavg-pseudo", "all": "fedavg", "enough": "flowdup-plus"}[name]
+        why = f"of fewer than 10 a hypernetwork learns little: the method is {method}, one model"
+        assert config.method.name == method
+        for text in (told, (tmp_path / f"{name}.toml").read_text()):
+            assert (why in text) == (name != "enough")
 
 
 def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
@@ -126,6 +206,40 @@ def test_what_is_odd_is_told_and_stands_in_the_file(tmp_path: Path) -> None:
     text = (tmp_path / "own.toml").read_text()
     lines = [remark.replace("\n", "?") for remark in found["remarks"]]
     assert all(f"# note: {line}\n" in text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "gray"),
+    [
+        ((12, 10), np.uint8, True),
+        ((1, 12, 10), np.uint8, False),
+        ((12, 10), np.float32, False),
+        ((3, 64), np.uint8, False),
+    ],
+)
+def test_gray_images_without_channels_are_told(
+    tmp_path: Path, shape: tuple[int, ...], dtype: type, gray: bool
+) -> None:
+    for number in range(3):
+        x = np.random.default_rng(number).integers(0, 255, (12, *shape)).astype(dtype)
+        write_client(tmp_path / "clients" / f"{number}.npz", number, x=x)
+    told = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").out
+    remark = "if these are gray images, store them as [n, 1, 12, 10]"
+    assert (remark in told) == (remark in (tmp_path / "own.toml").read_text()) == gray
+
+
+@pytest.mark.parametrize(("alone", "consequence"), [(1, False), (11, True), (12, True)])
+def test_what_follows_from_clients_of_one_class_is_told(
+    tmp_path: Path, alone: int, consequence: bool
+) -> None:
+    for number in range(12):
+        given: dict[str, Any] = {"y": np.full(12, number % 2)} if number < alone else {}
+        write_client(tmp_path / "clients" / f"{number}.npz", number, **given)
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml", "--json")
+    begin = f"{alone} of 12 labeled clients have one class only"
+    (remark,) = (text for text in json.loads(ended.out)["remarks"] if text.startswith(begin))
+    for word in ("accuracy on validation clients", "correction for class shares", "may mislead"):
+        assert (word in remark) == consequence
 
 
 def test_names_of_classes_are_told_in_their_own_letters(tmp_path: Path) -> None:

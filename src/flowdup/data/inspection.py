@@ -12,7 +12,12 @@ from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
 from flowdup.data.loading import read_clients
 from flowdup.data.statistics import ChannelSums, combine
-from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
+from flowdup.data.tensors import (
+    channels_last_sentence,
+    listed,
+    looks_channels_last,
+    looks_gray,
+)
 from flowdup.errors import ConfigError, DataError
 from flowdup.settings import Table, read_settings
 
@@ -34,6 +39,7 @@ class Inspection:
     dtype: str
     points: dict[str, float]  # of a client: least, median, most
     labeled: int  # clients with at least one label
+    labeled_groups: dict[str, int]  # of them, by group
     class_names: tuple[str, ...]
     class_points: tuple[int, ...]  # points of class 0, 1, ...
     classes_per_client: float  # median over labeled clients
@@ -81,6 +87,7 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
         "uint8" if bytes_at > len(clients) / 2 else "float32",
         {"least": min(sizes), "median": median(sizes), "most": max(sizes)},
         len(labels),
+        {group: sum(c.labeled for c in members) for group, members in groups.items()},
         groups.class_names,
         tuple(counts.tolist()),
         median(map(len, labels)) if labels else 0,
@@ -166,10 +173,17 @@ def _find_remarks(
     varying = combine(ChannelSums.of(c.x) for c in clients).varying()
     if constant := [str(i) for i, varies in enumerate(varying) if not varies]:
         remarks.append(f"input channels that never vary: {listed(constant)} (of {len(varying)})")
+    if looks_gray(found.shape, found.dtype):
+        height, width = found.shape
+        remarks.append(
+            f"inputs of shape {list(found.shape)} are read as {height} channels of {width} "
+            f"numbers: if these are gray images, store them as [n, 1, {height}, {width}], "
+            "x[:, None] in NumPy"
+        )
     if unlabeled := found.clients - found.labeled:
         remarks.append(f"{unlabeled} of {found.clients} clients have no labels")
     if alone := sum(len(own) == 1 for own in labels):
-        remarks.append(f"{alone} of {found.labeled} labeled clients have one class only")
+        remarks.append(_one_class(alone, found.labeled))
     points = sum(found.class_points)
     if missing := [str(i) for i, n in enumerate(found.class_points) if n == 0]:
         remarks.append(f"classes without a point: {listed(missing)}")
@@ -186,3 +200,15 @@ def _find_remarks(
     if tiny := sum(len(c) < _FEW for c in clients):
         remarks.append(f"{tiny} clients have less than {_FEW} points")
     return remarks
+
+
+def _one_class(alone: int, labeled: int) -> str:
+    """What follows where clients' labels are of one class."""
+    told = f"{alone} of {labeled} labeled clients have one class only"
+    if 2 * alone < labeled:
+        return told
+    return (
+        f"{told}: accuracy on validation clients like these says little of clients with several "
+        "classes, and a correction for class shares (method.correction), calibrated on them, may "
+        "mislead; label points of more classes, or compare with method.correction = 'none'"
+    )

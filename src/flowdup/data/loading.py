@@ -22,6 +22,7 @@ from flowdup.data.lazy import lazy_clients
 from flowdup.data.partition import Recipe, make_clients
 from flowdup.data.population import Population
 from flowdup.data.sources import SOURCES, data_folder
+from flowdup.data.split import split_clients
 from flowdup.data.statistics import with_statistics
 from flowdup.data.tensors import channels_last_sentence, listed, looks_channels_last
 from flowdup.data.user_data import read_folder, read_table
@@ -64,7 +65,7 @@ def register_source(name: str, load: Loader) -> None:
 def _writers(source: Femnist, config: DataConfig, stream: Stream) -> Population:
     refuse_recipe(config)
     refuse_description(config)
-    groups = _split(source.load(data_folder()), config, stream)
+    groups = split_clients(source.load(data_folder()), config, stream)
     spec = InputSpec(source.shape, "uint8", source.classes, source.mean, source.std)
     return Population(spec, **groups)
 
@@ -159,7 +160,7 @@ def _population(
     """Clients of a user's, whose inputs tell what all must look like."""
     groups = found if isinstance(found, Mapping) else {"all": found}
     if "all" in groups:
-        groups = _split(groups["all"], config, stream)
+        groups = split_clients(groups["all"], config, stream)
     known = {"train", "validation", "test", "certify"}
     if not {"train"} <= groups.keys() <= known or not groups["train"]:
         raise DataError(
@@ -190,28 +191,6 @@ def _population(
     spec = InputSpec(shape, dtype, classes, config.mean, config.std, names, columns)
     held = (groups.get(name, []) for name in ("validation", "test", "certify"))
     return Population(spec, train, *held)
-
-
-def _split(
-    clients: Sequence[ClientData], config: DataConfig, stream: Stream
-) -> dict[str, list[ClientData]]:
-    """The clients dealt out by the stream; training gets data.train_clients, or all that remain."""
-    order = [clients[i] for i in stream.child("split").permutation(len(clients))]
-    tested = config.validation_clients + config.test_clients
-    held = tested + config.certify_clients
-    if held + max(config.train_clients, 1) > len(order):
-        aside = f", {config.certify_clients} to certify" if config.certify_clients else ""
-        raise ConfigError(
-            f"{len(order)} clients cannot give {config.validation_clients} to validation, "
-            f"{config.test_clients} to test{aside} and {config.train_clients or 'some'} to "
-            "training: lower data.validation_clients, data.test_clients or data.train_clients"
-        )
-    return {
-        "validation": order[: config.validation_clients],
-        "test": order[config.validation_clients : tested],
-        "certify": order[tested:held],
-        "train": order[held:][: config.train_clients or None],
-    }
 
 
 def _check_count(names: Sequence[str], config: DataConfig) -> int:

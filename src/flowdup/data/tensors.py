@@ -76,6 +76,13 @@ def looks_channels_last(shape: Sequence[int], square: bool = True) -> bool:
     return shape[0] == shape[1] or not square
 
 
+def looks_gray(shape: Sequence[int], dtype: str) -> bool:
+    """Whether inputs are likely gray images [height, width] without an axis of channels: bytes, as
+    sensors hardly give them.
+    """
+    return len(shape) == 2 and min(shape) >= 8 and dtype == "uint8"
+
+
 def channels_last_sentence(shape: Sequence[int]) -> str:
     """What is wrong with images whose channels come last, and what to do."""
     return (
