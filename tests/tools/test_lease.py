@@ -1,4 +1,4 @@
-"""`experiments/lease.sh`: a queue of tables on a machine that one has for some minutes."""
+"""`scripts/lease.sh`: a queue of tables on a machine that one has for some minutes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ no-such-table
 
 def test_a_queue_is_worked_through_and_its_records_come_back(tmp_path: Path) -> None:
     here, lease, out = (tmp_path / name for name in ("here", "lease", "out"))
-    for folder in ("src", "experiments"):
+    for folder in ("src", "experiments", "scripts"):
         shutil.copytree(ROOT / folder, here / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in (here / "results", here / "carry", out):
         folder.mkdir()
@@ -45,7 +45,7 @@ def test_a_queue_is_worked_through_and_its_records_come_back(tmp_path: Path) -> 
     }
 
     def call(*arguments: str) -> str:
-        command = ["experiments/lease.sh", *arguments]
+        command = ["scripts/lease.sh", *arguments]
         done = subprocess.run(
             command, cwd=here, env=environment, capture_output=True, text=True, check=True
         )

@@ -2,10 +2,10 @@
 # Tables on a machine with a GPU that is yours for some minutes and reaches no network.  Run there,
 # in a copy of the repository:
 #
-#   experiments/lease.sh keep                  copy the tree and carry/ out of it, into $LEASE
-#   FLOWDUP_COMMIT=... experiments/lease.sh begin SECONDS QUEUE
+#   scripts/lease.sh keep                  copy the tree and carry/ out of it, into $LEASE
+#   FLOWDUP_COMMIT=... scripts/lease.sh begin SECONDS QUEUE
 #                                              the same, then work on the queue in the background
-#   experiments/lease.sh watch SECONDS         wait, tell how far it is, bring records to $OUT
+#   scripts/lease.sh watch SECONDS         wait, tell how far it is, bring records to $OUT
 #
 # carry/ holds what is not tracked: data sets, in as many calls as they need; carry/unpack, if there
 # is one, is run first and writes to $FLOWDUP_DATA.  QUEUE is a file; each line of it has arguments
@@ -23,7 +23,7 @@ margin=75 # seconds that the last runs need to be saved and brought back
 
 keep() {
   mkdir -p "$lease/tree" "$lease/carry" "$FLOWDUP_DATA"
-  cp -r src experiments results "$lease/tree"
+  cp -r src experiments results scripts "$lease/tree"
   [ ! -d carry ] || cp -r carry/. "$lease/carry"
 }
 
@@ -48,7 +48,7 @@ begin() {  # SECONDS QUEUE
   keep
   cp "$2" "$lease/queue"
   if [ "$device" = cuda ]; then nvidia-cuda-mps-control -d || true; fi # it may run already
-  setsid nohup bash "$lease/tree/experiments/lease.sh" work_on "$lease/queue" "$end" >"$lease/log" 2>&1 </dev/null &
+  setsid nohup bash "$lease/tree/scripts/lease.sh" work_on "$lease/queue" "$end" >"$lease/log" 2>&1 </dev/null &
 }
 
 watch() {  # SECONDS
