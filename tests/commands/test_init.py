@@ -221,7 +221,7 @@ def test_gray_images_without_channels_are_told(
     tmp_path: Path, shape: tuple[int, ...], dtype: type, gray: bool
 ) -> None:
     for number in range(3):
-        x = np.random.default_rng(number).integers(0, 255, (12, *shape)).astype(dtype)
+        x: Any = np.random.default_rng(number).integers(0, 255, (12, *shape)).astype(dtype)
         write_client(tmp_path / "clients" / f"{number}.npz", number, x=x)
     told = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml").out
     remark = "if these are gray images, store them as [n, 1, 12, 10]"

@@ -120,9 +120,10 @@ def test_nobody_is_advised_what_a_method_lacks_or_has(name: str) -> None:
         simulation = Simulation(
             shaky(1, method=METHODS[name] | {"correction": correction}), population()
         )
-        counts = torch.full((2, simulation.population.spec.classes), 10.0)
-        counts[0, 0] = 100
-        (found,) = find_dominating_class(*counts, simulation)
+        labels = torch.full((simulation.population.spec.classes,), 10.0)
+        predicted = labels.clone()
+        predicted[0] = 100
+        (found,) = find_dominating_class(predicted, labels, simulation)
         return found.remedy
 
     plain = advice("none")

@@ -30,8 +30,8 @@ def test_a_queue_is_worked_through_and_its_records_come_back(tmp_path: Path) -> 
     here, lease, out = (tmp_path / name for name in ("here", "lease", "out"))
     for folder in ("src", "experiments", "scripts"):
         shutil.copytree(ROOT / folder, here / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in (here / "results", here / "carry", out):
-        folder.mkdir()
+    for path in (here / "results", here / "carry", out):
+        path.mkdir()
     (here / "results/runs.jsonl").touch()
     (here / "experiments/small-table.toml").write_text(TABLE)
     (here / "carry/piece").write_text("data")
