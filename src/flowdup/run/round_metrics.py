@@ -12,7 +12,7 @@ from flowdup.errors import TrainingError
 from flowdup.evaluation import Summary
 from flowdup.methods import Params
 from flowdup.run.folder import Metrics
-from flowdup.server import BestRound, Round, ServerState
+from flowdup.server import Round, ServerState
 
 
 def numbers_of(result: Round) -> Params:
@@ -86,13 +86,8 @@ def validation_metrics(found: Validation, at_start: bool = False) -> Metrics:
 
 
 def best_of(found: Sequence[Validated]) -> Validated:
-    """The evaluation whose round is kept, as a `BestRound` finds it on its way."""
-    best, *others = found
-    for other in others:
-        way = BestRound(best.round, best.accuracy, 0, best.loss)
-        if way.after(other.round, other.accuracy, other.loss).round == other.round:
-            best = other
-    return best
+    """The evaluation whose round is kept: `BestRound`, by the metrics."""
+    return min(found, key=lambda one: (-one.accuracy, one.loss))
 
 
 def validated(rows: Sequence[Metrics], stage: int) -> list[Validated]:
