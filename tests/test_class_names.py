@@ -311,3 +311,82 @@ def test_names_beside_those_of_the_data_are_refused_unless_they_are_the_same() -
             load_population(DataConfig("named", class_names=("a", "b", "c", "d")), Stream(0))
     finally:
         LOADERS.unregister("named")
+
+
+CODES = (3, 17, 401, 73211009)
+
+
+def coded(folder: Path, **settings: Any) -> Config:
+    """The same clients with codes for labels, and one who has none of them."""
+    folder.mkdir(parents=True)
+    for number in range(5):
+        x, y = client(number, 12).x, client(number, 12).labels
+        codes = {"y": np.array(CODES)[y]} if number else {}
+        np.savez(folder / f"c{number}.npz", x=x.numpy(), **codes)
+    data = {"source": "folder", "path": str(folder), "validation_clients": 1, "test_clients": 1}
+    return config(data=data | settings)
+
+
+def test_codes_are_names_of_classes_from_the_data_to_a_prediction(tmp_path: Path) -> None:
+    work, names = coded(tmp_path / "clients"), [*map(str, CODES)]
+    list(flowdup.train_run(work, tmp_path / "run"))
+    federation = flowdup.load(tmp_path / "run")
+    assert federation.spec.inputs.class_names == tuple(names)
+    model = federation.personalize(client(0, 9).x)
+    assert {*model.predictions(client(0, 9).x)["names"]} <= {*names}
+    own = flowdup.evaluate_run(tmp_path / "run")
+    assert own["class_names"] == names
+    x, y = client(9, 12).x.numpy(), client(9, 12).labels
+    (tmp_path / "others").mkdir()
+    for number, label in enumerate(y.tolist()):  # clients who lack most of the codes
+        np.savez(tmp_path / "others" / f"o{number}.npz", x=x[:2], y=[CODES[label], -1])
+    found = flowdup.evaluate_run(tmp_path / "run", source=tmp_path / "others")
+    rows = torch.tensor(found["confusion"]["transductive"]).sum(1)
+    assert rows.tolist() == torch.bincount(y, minlength=4).tolist()
+    np.savez(tmp_path / "one.npz", x=x[:2], y=[3, 5])
+    with pytest.raises(DataError, match=r"points of class '5', and the classes .* are 3, 17, 401"):
+        flowdup.evaluate_run(tmp_path / "run", source=tmp_path / "one.npz")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_codes_in_a_table_are_names_too(tmp_path: Path, form: str) -> None:
+    rows = [f"u{c},{CODES[point % 3]},{point}.5" for c in range(4) for point in range(6)]
+    (tmp_path / "all.csv").write_text("\n".join(["client,label,x1", *rows]))
+    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(csv.read_csv(tmp_path / "all.csv"), tmp_path / "all.parquet")
+    path = str(tmp_path / f"all.{form}")
+    inputs: dict[str, Any] = {"input_columns": ("x1",), "validation_clients": 1, "test_clients": 1}
+    own = DataConfig("table", path=path, **inputs)
+    assert load_population(own, Stream(0)).spec.class_names == ("3", "17", "401")
+    counted = load_population(replace(own, classes=402), Stream(0))
+    assert counted.spec.classes == 402 and counted.spec.class_names == ()
+    assert counted.train[0].labels[:3].tolist() == [3, 17, 401]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "names"),
+    [
+        ((0, 1, 2), 3, ()),
+        ((1, 2, 3), 4, ()),  # counted from 1
+        ((0, 1, 4), 5, ()),
+        ((1, 1), 2, ()),  # one class
+        ((0, 5), 2, ("0", "5")),
+        ((2, 9, 10), 3, ("2", "9", "10")),
+    ],
+)
+def test_numbers_are_codes_where_half_of_those_up_to_the_largest_are_missing(
+    tmp_path: Path, labels: tuple[int, ...], classes: int, names: tuple[str, ...]
+) -> None:
+    (tmp_path / "train").mkdir()
+    np.savez(tmp_path / "train" / "c.npz", x=np.ones((len(labels) + 1, 2)), y=[*labels, -1])
+    own = load_population(DataConfig("folder", path=str(tmp_path)), Stream(0))
+    assert (own.spec.classes, own.spec.class_names) == (classes, names)
+    numbers = [names.index(str(y)) if names else y for y in labels]
+    assert own.train[0].labels.tolist() == [*numbers, -1]
+
+
+def test_labels_below_none_are_no_codes(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    np.savez(tmp_path / "train" / "c.npz", x=np.ones((3, 2)), y=[-7, 3, 401])
+    with pytest.raises(DataError, match="labels from -7 to 401"):
+        load_population(DataConfig("folder", path=str(tmp_path)), Stream(0))

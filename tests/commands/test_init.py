@@ -242,6 +242,16 @@ def test_what_follows_from_clients_of_one_class_is_told(
         assert (word in remark) == consequence
 
 
+def test_labels_that_are_codes_are_told_to_be_names(tmp_path: Path) -> None:
+    for number in range(3):
+        write_client(tmp_path / "clients" / f"c{number}.npz", number, y=np.resize([3, 401], 12))
+    ended = flowdup("init", tmp_path / "clients", "--out", tmp_path / "own.toml")
+    assert ended.code == 0, ended.error
+    for said in ('2 classes, 2 at a typical client: "401" 50%', "names of classes: 3, 401;"):
+        assert said in ended.out and said in (tmp_path / "own.toml").read_text()
+    assert "without a point" not in ended.out
+
+
 def test_names_of_classes_are_told_in_their_own_letters(tmp_path: Path) -> None:
     names = np.array(["Käfer", "蝶", "a\x9bb", 'say "x"'])
     for number in range(3):

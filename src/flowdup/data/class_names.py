@@ -39,6 +39,21 @@ def sort_names(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda n: (int(n) if numbers else 0, n)))
 
 
+def are_codes(labels: Collection[int]) -> bool:
+    """Whether whole numbers that occur as labels are codes, such as 3, 17 and 401: at least half of
+    the numbers up to the largest do not occur.
+    """
+    return len(labels) > 1 and min(labels) >= 0 and 2 * len(labels) <= max(labels) + 1
+
+
+def are_names_of_codes(names: Sequence[str]) -> bool:
+    """Whether these are names that codes got, by which other labels are known that are numbers."""
+    if not all(n.isascii() and n.isdecimal() and len(n) < _MOST_DIGITS for n in names):
+        return False
+    numbers = {int(name) for name in names}
+    return [*map(str, sorted(numbers))] == [*names] and are_codes(numbers)
+
+
 def read_labels(
     texts: Iterable[Sequence[str] | None], where: str, numbers: bool = True
 ) -> tuple[list[Tensor | None], tuple[str, ...]]:

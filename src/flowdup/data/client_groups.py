@@ -5,7 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from flowdup.data.class_names import read_labels, words_for_none
+import torch
+from torch import Tensor
+
+from flowdup.data.class_names import are_codes, read_labels, words_for_none
 from flowdup.data.clients import ClientData
 from flowdup.errors import DataError
 
@@ -72,6 +75,35 @@ def name_classes(
     named = {group: [next(rest) for _ in members] for group, members in groups.items()}
     _check_apart(named, path)
     return Clients(named, class_names, columns, no_label)
+
+
+def name_codes(found: Clients) -> Clients:
+    """The same, with codes for names where labels are numbers without names and are codes."""
+    every = [client for members in found.values() for client in members]
+    if found.class_names or not are_codes(used_labels(every)):
+        return found
+    clients, names = name_numbers(every)
+    rest = iter(clients)
+    groups = {group: [next(rest) for _ in members] for group, members in found.items()}
+    return Clients(groups, names, found.columns, found.no_label)
+
+
+def name_numbers(clients: Sequence[ClientData]) -> tuple[list[ClientData], tuple[str, ...]]:
+    """The clients with labels counted from 0, and the numbers that these were as names."""
+    used = used_labels(clients)
+    values = torch.tensor(used, dtype=torch.int64)
+
+    def counted(y: Tensor) -> Tensor:
+        return torch.where(y >= 0, torch.searchsorted(values, y), y)
+
+    named = [c if c.y is None else replace(c, y=counted(c.y)) for c in clients]
+    return named, tuple(map(str, used))
+
+
+def used_labels(clients: Sequence[ClientData]) -> list[int]:
+    """Numbers that are labels, sorted; -1 for none is not among them."""
+    found = {int(y) for c in clients if c.y is not None for y in torch.unique(c.y)}
+    return sorted(found - {-1})
 
 
 def _check_apart(clients: Mapping[str, Sequence[ClientData]], path: Path) -> None:

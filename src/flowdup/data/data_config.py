@@ -57,7 +57,7 @@ class DataConfig:
 
     # your own clients
     path: str = ""  # of the folder or the table, where source is one of these
-    classes: int = 0  # how many there are; 0: the largest label + 1
+    classes: int = 0  # how many there are; 0: the largest label + 1, or as many as have names
     class_names: tuple[str, ...] = ()  # of class 0, 1, ..., where labels are numbers
     shape: tuple[int, ...] = ()  # table or CSV: of one input, if its columns are flat
     client_column: str = "client"  # table or CSV: names the client of each row

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from flowdup.data.client_groups import Clients, name_classes
+from flowdup.data.class_names import are_names_of_codes
+from flowdup.data.client_groups import Clients, name_classes, name_numbers, used_labels
 from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
 from flowdup.data.image_files import ImageReader, find_images, read_image_client, with_channels
@@ -50,8 +51,11 @@ def fit_clients(
 ) -> list[ClientData]:
     """The clients, checked, with the numbers that `spec` gives to classes of these names.
 
-    Labels without names are numbers of its classes already.  Gray images get equal channels.
+    Labels without names are numbers of its classes already, or names of these that were codes.
+    Gray images get equal channels.
     """
+    if not class_names and are_names_of_codes(spec.class_names):
+        clients, class_names = name_numbers(clients)
     if class_names:
         numbers = _class_numbers(clients, class_names, spec, where)
         clients = [c if c.y is None else replace(c, y=_renumbered(c.y, numbers)) for c in clients]
@@ -80,7 +84,7 @@ def _class_numbers(
 ) -> torch.Tensor:
     """The number in `spec` of every class that has a point; -1 for the others."""
     known: Mapping[str, int] = {name: number for number, name in enumerate(spec.class_names)}
-    used = {int(y) for c in clients if c.y is not None for y in torch.unique(c.y) if y >= 0}
+    used = {label for label in used_labels(clients) if label >= 0}
     numbers = torch.full((len(class_names),), -1)
     if used and max(used) >= len(class_names):
         raise DataError(

@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from flowdup.data.client_groups import name_codes
 from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
 from flowdup.data.loading import read_clients
@@ -61,7 +62,8 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
     reading = reading or {}
     own = {"source": find_source(path), "path": str(path.absolute())}
     config: DataConfig = read_settings(DataConfig, {**reading, **own}, "data.")
-    groups = read_clients(config)
+    stored = read_clients(config)
+    groups = name_codes(stored)
     if reading and config.source == "folder" and not groups.columns:
         raise ConfigError(
             f"the clients of {path} are no CSV files, and 'data.{next(iter(reading))}' says how to "
@@ -97,6 +99,12 @@ def inspect_clients(path: Path, reading: Table | None = None) -> Inspection:
     found.problems.extend(_find_problems(clients, groups, found))
     if not found.problems:
         found.remarks.extend(_find_remarks(clients, labels, found))
+        if groups is not stored:
+            names = listed(groups.class_names)
+            found.remarks.append(
+                f"labels are numbers with gaps, and are read as names of classes: {names}; for "
+                "classes from 0 up to the largest, set data.classes"
+            )
         if groups.no_label:
             found.remarks.append(
                 f"labels that were read as none: {listed(groups.no_label)}; if one of them is a "

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from flowdup.data.class_names import CLASSES_ONLY, RANGES
-from flowdup.data.client_groups import Clients
+from flowdup.data.client_groups import Clients, name_codes
 from flowdup.data.clients import ClientData
 from flowdup.data.data_config import MEMORY, DataConfig, refuse_description, refuse_recipe
 from flowdup.data.femnist import Femnist
@@ -139,7 +139,8 @@ def _interleave_classes(order: NDArray[np.int64], y: NDArray[np.int64]) -> NDArr
 
 def _read_files(config: DataConfig, stream: Stream) -> Loaded:
     refuse_recipe(config)
-    return read_clients(config)
+    found = read_clients(config)
+    return found if config.classes or config.class_names else name_codes(found)
 
 
 def read_clients(config: DataConfig) -> Clients:
