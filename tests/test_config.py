@@ -339,6 +339,38 @@ def test_a_stage_that_is_told_the_method_it_has_keeps_its_settings(tmp_path: Pat
     assert config.stages[1].method.settings.regularization == 0.1
 
 
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["method.name=fedavg"], "'fedavg-pseudo' still comes before"),
+        (["method.name=fedavg", "server.rounds=3"], "set before = [] to leave that out"),
+        (["method.name=fedavg", "before=[{}, {method={name='fedprox'}}]"], ""),
+        (["method.name=fedavg", "before=[]"], ""),
+        (["method.name=fedavg", "before.1.server.rounds=3"], ""),
+        (["method.name=flowdup-plus"], ""),
+        (["server.rounds=3"], ""),
+    ],
+)
+def test_another_method_whose_stages_before_stay_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, texts: list[str], told: str
+) -> None:
+    load_config("digits-plus", texts)
+    assert len(caplog.messages) == bool(told) and told in caplog.text
+
+
+def test_a_file_whose_base_has_stages_is_told_that_they_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('base = "plus"\nmethod.name = "fedavg"\nbefore = []\n')
+    load_config(str(own))
+    assert not caplog.messages
+    own.write_text('base = "plus"\nmethod.name = "fedavg"\n')
+    load_config(str(own), ["server.rounds=3"])
+    (told,) = caplog.messages
+    assert told.startswith("method.name = 'fedavg' is the last stage alone, and 'fedavg-pseudo'")
+
+
 def test_a_methods_name_is_read_before_its_settings_in_whatever_order_they_are_given() -> None:
     texts = ["method.correction=em", "method.name=fedavg", "method.init_scale=0.5"]
     for order in itertools.permutations(texts):

@@ -1,5 +1,6 @@
 """The settings of a run: one tree of frozen dataclasses, read from a preset or a TOML file."""
 
+import logging
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from flowdup.methods import MethodConfig
 from flowdup.server import ServerConfig
 from flowdup.settings import Table, as_table, check_range, nearest, read_settings
 
+_LOG = logging.getLogger(__name__)
 _MOST_TOML = 2**18  # bytes
 _MOST_DOTS = 1000  # in a line
 _DEEPEST = 20  # parts of a setting's name
@@ -117,7 +119,9 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Config:
     table = load_table(name)
     if "compare" in table:
         raise ConfigError(f"'{name}' compares several methods: run `flowdup compare {name}`")
-    return read_config(override(table, *overrides))
+    changed = override(table, *overrides)
+    tell_of_kept_stages(table, changed)
+    return read_config(changed)
 
 
 def load_table(name: str, above: tuple[str, ...] = ()) -> Table:
@@ -129,11 +133,27 @@ def load_table(name: str, above: tuple[str, ...] = ()) -> Table:
         raise ConfigError(f"'base' in '{shorten(name)}' must be the name of a preset or file")
     if name in above or len(above) > _DEEPEST:
         raise ConfigError(f"'{shorten(name)}' is based on itself: remove its 'base'")
-    merged: Table = {}
-    for each in bases:
-        beside = Path(name).parent / each if each.endswith(".toml") else each
-        merged = merge(merged, load_table(str(beside), (*above, name)))
-    return merge(merged, table)
+    beside = [str(Path(name).parent / b) if b.endswith(".toml") else b for b in bases]
+    merged: dict[str, Any] = {}
+    for part in (*(load_table(each, (*above, name)) for each in beside), table):
+        below, merged = merged, merge(merged, part)
+        tell_of_kept_stages(below, merged)
+    return merged
+
+
+def tell_of_kept_stages(old: Table, new: Table) -> None:
+    """Warn where settings of several stages got another method, and the stages before stayed."""
+    name, before = _method_name(new), new.get("before")
+    if not before or not isinstance(before, list) or before != old.get("before"):
+        return
+    if name != _method_name(old):
+        first = ", ".join(f"'{_method_name(as_table(s, 'before')) or name}'" for s in before)
+        _LOG.warning(
+            "method.name = '%s' is the last stage alone, and %s still comes before it: set "
+            "before = [] to leave that out",
+            shorten(name),
+            shorten(first),
+        )
 
 
 def _read_table(name: str) -> Table:

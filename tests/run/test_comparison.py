@@ -72,6 +72,17 @@ def test_stages_are_changed_where_they_are(tmp_path: Path) -> None:
         rounds(STUDY, given)
 
 
+def test_a_variant_of_another_method_is_told_of_the_stages_that_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = tmp_path / "study.toml"
+    stage = 'method.name = "flowdup"\nbefore = [{method = {name = "fedprox"}}]\n'
+    study.write_text(f"{stage}{STUDY}[compare.variants.two]\nserver = {{rounds = 1}}\n")
+    read_comparison(str(study), tmp_path / "runs")
+    (told,) = caplog.messages
+    assert told.startswith("method.name = 'fedavg' is the last stage alone, and 'fedprox' still")
+
+
 def test_rows_of_old_and_new_results_can_be_read_by_their_common_names(
     done: tuple[list[Job], Path],
 ) -> None:

@@ -20,7 +20,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from flowdup.config import load_table, merge, nest, override, read_config
+from flowdup.config import (
+    load_table,
+    merge,
+    nest,
+    override,
+    read_config,
+    tell_of_kept_stages,
+)
 from flowdup.errors import CheckpointError, ConfigError
 from flowdup.metrics import METRICS
 from flowdup.run.folder import ComparisonFolder
@@ -62,7 +69,10 @@ def read_comparison(name: str, out: Path, overrides: list[str] | None = None) ->
             "--set cannot change the stages of variants: change them where the variant has them, "
             "or by its 'grid'"
         )
-    table = override(table, *overrides or [])
+    base, table = table, override(table, *overrides or [])
+    tell_of_kept_stages(base, table)
+    for change in variants.values():
+        tell_of_kept_stages(table, merge(table, as_table(change, name)))
     _check_metric_names()
     changes = [v for name, change in variants.items() for v in _expand(name, change)]
     if len({label for _, label, _ in changes}) < len(changes):  # a name that looks like a grid's
