@@ -3,18 +3,21 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands.here import flowdup
 from npz_clients import balanced, write_clients
 from small import population
 
+from flowdup.checkpoint import load_checkpoint, save_checkpoint
 from flowdup.config import load_config
-from flowdup.run import train_run
+from flowdup.run import RunFolder, train_run
 
 
 def train(out: Path, clients: Path, *settings: str, rounds: int = 40, clip: float = 1.0) -> Path:
@@ -179,6 +182,27 @@ def test_a_model_to_start_from_that_was_as_good_is_told(healthy: Path, tmp_path:
     found = findings(changed(run, tmp_path / "worse", began(81.0)))["start-as-good"]
     assert found["numbers"] == {"start": 81.0, "last": 80.0}
     assert f"start = '{healthy}' has 81.0%" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("strength", "left"), [(0.0, "models are the same"), (0.5, "differ by the prior of class")]
+)
+def test_a_correction_that_leaves_personal_models_out_is_told(
+    healthy: Path, tmp_path: Path, strength: float, left: str
+) -> None:
+    assert not any("correction" in found["text"] for found in findings(healthy).values())
+    method = "method={name='flowdup',correction='em',subspace={k=100}}"
+    run = train(tmp_path / "run", healthy.parent / "clients", method)
+    folder = RunFolder(run)
+    spec, state = load_checkpoint(folder.kept)
+    for move in (1.0, 0.5, 0.0):
+        told = {"move": torch.tensor(move), "strength": torch.tensor(strength)}
+        save_checkpoint(folder.kept, spec, replace(state, correction=state.correction | told))
+        found = findings(run)
+        assert ("no-personal-move" in found) == (move == 0)
+    assert found["no-personal-move"]["numbers"] == {"move": 0.0, "strength": strength}
+    assert "models of 'flowdup' were no better than everyone's" in flowdup("doctor", run).out
+    assert left in found["no-personal-move"]["text"]
 
 
 def test_a_run_from_memory_is_looked_at_without_its_clients(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from flowdup.run.findings import (
     accuracies,
     find_clipping,
     find_dominating_class,
+    find_no_move,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
@@ -49,6 +50,8 @@ def diagnose_run(out: str | Path) -> Diagnosis:
     config, rows = stored_config(folder), folder.read_metrics()
     findings = [*_of_losses(rows, folder, config), *_of_stages(rows, config)]
     findings += find_overfitting(rows, config)
+    if folder.started:
+        findings += find_no_move(load_checkpoint(folder.kept)[1], config)
     unknown = []
     if config.data.source == MEMORY:
         told = "gradients, embeddings and predictions: the clients were given in Python"

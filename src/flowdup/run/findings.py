@@ -80,6 +80,23 @@ def no_validation(config: Config, clients: int | None = None) -> Finding:
     )
 
 
+def find_no_move(state: ServerState, config: Config) -> Iterator[Finding]:
+    """By the correction of the models that count, if they have one."""
+    correction = state.correction
+    if "move" not in correction or float(correction["move"]):
+        return
+    strength, method = float(correction["strength"]), config.stages[state.stage].method
+    left = "differ by the prior of class shares alone" if strength else "are the same"
+    yield Finding(
+        "no-personal-move",
+        {"move": 0.0, "strength": strength},
+        f"correction.move is 0: on validation clients the personal models of '{method.name}' were "
+        f"no better than everyone's, which all clients get in their place, and models {left}",
+        "give the last stage more rounds or labels of more clients; or train a method with one "
+        "model for all and method.correction = 'em', 'fedavg' or 'fedavg-pseudo', which is simpler",
+    )
+
+
 def has_subspace(method: MethodConfig) -> bool:
     """Whether personal models differ in the k numbers of `method.subspace`."""
     return "subspace" in method.table()
