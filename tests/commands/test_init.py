@@ -242,6 +242,15 @@ def test_what_follows_from_clients_of_one_class_is_told(
         assert (word in remark) == consequence
 
 
+def test_columns_that_lose_their_digits_are_told(tmp_path: Path) -> None:
+    rows = [f"u{c},{n % 2},{1.7e9 + 7 * n},{n % 5}" for c in range(3) for n in range(12)]
+    (tmp_path / "all.csv").write_text("\n".join(["client,label,time,speed", *rows]))
+    ended = flowdup("init", tmp_path / "all.csv", "--out", tmp_path / "own.toml")
+    assert ended.code == 0, ended.error
+    for text in (ended.out, (tmp_path / "own.toml").read_text()):
+        assert "note: inputs time differ by a millionth of their size (1.7e+09) or less" in text
+
+
 def test_labels_that_are_codes_are_told_to_be_names(tmp_path: Path) -> None:
     for number in range(3):
         write_client(tmp_path / "clients" / f"c{number}.npz", number, y=np.resize([3, 401], 12))

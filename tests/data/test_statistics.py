@@ -16,7 +16,7 @@ from small import client
 import flowdup
 from flowdup.data import ClientData, DataConfig, InputSpec, LazyClients, Population, load_population
 from flowdup.data.loading import LOADERS
-from flowdup.data.statistics import ChannelSums, combine
+from flowdup.data.statistics import ChannelSums, combine, offset_sentence
 from flowdup.errors import ConfigError, DataError
 from flowdup.random import Stream
 
@@ -113,6 +113,24 @@ def test_sums_do_not_depend_on_who_has_which_points() -> None:
     assert torch.allclose(
         torch.tensor(whole[0], dtype=torch.float64), x.mean((0, 2)), rtol=0, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("offset", "spread", "lost"),
+    [(0, 1, False), (-1e6, 10, False), (1.7e9, 86400, False), (-1e7, 1, True), (1e9, 30, True)],
+)
+def test_numbers_that_lose_their_digits_as_float32_are_named(
+    tmp_path: Path, offset: float, spread: float, lost: bool
+) -> None:
+    draw = np.random.default_rng(0).normal(size=(200, 2)) * [1, spread] + [0, offset]
+    np.savez(tmp_path / "c.npz", x=draw, y=np.arange(200) % 2)
+    own = DataConfig("folder", path=str(tmp_path), validation_clients=0, test_clients=0)
+    spec = load_population(own, Stream(0)).spec
+    told = offset_sentence(spec.mean, spec.std)
+    assert told.startswith("inputs 1 differ by a millionth of their size") == lost == bool(told)
+    assert ("inputs id differ" in offset_sentence(spec.mean, spec.std, ("x", "id"))) == lost
+    read = spec.reader()(torch.from_numpy(draw.astype(np.float32)))
+    assert float(read.abs().max()) < 5  # what rounding makes of them, too
 
 
 def test_numbers_that_no_network_can_read_are_named(tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ def test_a_healthy_run_is_told_nothing(tmp_path: Path) -> None:
     assert not told(config(tmp_path / "clients", FLOWDUP), tmp_path / "run")
 
 
+def test_inputs_that_lose_their_digits_are_told_once(tmp_path: Path) -> None:
+    write_clients(tmp_path / "clients", balanced)
+    for file in (tmp_path / "clients").rglob("*.npz"):
+        arrays = dict(np.load(file))
+        arrays["x"] = arrays["x"] + np.array([0.0, 1e9, 0.0])
+        np.savez(file, **arrays)
+    work = config(tmp_path / "clients", FLOWDUP)
+    found = told(work, tmp_path / "run")
+    assert [*found] == [1] and found[1][0].startswith("round 1: inputs 1 differ by a millionth")
+    assert "take the same number off" in found[1][0] and len(found[1]) == 1
+    said = flowdup("doctor", tmp_path / "run").out
+    assert said.startswith("digits-lost: inputs 1 differ by a millionth of their size (1e+09)")
+
+
 def test_one_class_for_everything_is_told_once_where_it_first_shows(tmp_path: Path) -> None:
     write_clients(tmp_path / "clients", only_zeros)
     found = told(config(tmp_path / "clients"), tmp_path / "run")

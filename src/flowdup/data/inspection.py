@@ -12,7 +12,7 @@ from flowdup.data.client_groups import name_codes
 from flowdup.data.clients import ClientData
 from flowdup.data.data_config import DataConfig
 from flowdup.data.loading import read_clients
-from flowdup.data.statistics import ChannelSums, combine
+from flowdup.data.statistics import OFFSET_REMEDY, ChannelSums, combine, offset_sentence
 from flowdup.data.tensors import (
     channels_last_sentence,
     listed,
@@ -178,9 +178,12 @@ def _find_remarks(
             f"{again} clients have exactly the data of another ({listed(twins[0])}): the same one "
             "may train and test, so keep one of each"
         )
-    varying = combine(ChannelSums.of(c.x) for c in clients).varying()
+    sums = combine(ChannelSums.of(c.x) for c in clients)
+    varying = sums.varying()
     if constant := [str(i) for i, varies in enumerate(varying) if not varies]:
         remarks.append(f"input channels that never vary: {listed(constant)} (of {len(varying)})")
+    if told := offset_sentence(*sums.mean_and_std(), found.columns):
+        remarks.append(f"{told}: {OFFSET_REMEDY}")
     if looks_gray(found.shape, found.dtype):
         height, width = found.shape
         remarks.append(

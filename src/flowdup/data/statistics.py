@@ -11,12 +11,14 @@ from torch import Tensor
 
 from flowdup.data.clients import ClientData, LazyClients
 from flowdup.data.input_spec import InputSpec
+from flowdup.data.tensors import listed
 from flowdup.errors import DataError
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 2**22  # numbers of a client that are read at once, as float64
 _DIGITS = 6  # of std, and of mean as far as std has them: sums differ in the last of 16
 _ROUNDING = 1e-7  # the relative error of float32: what varies by less does not vary
+_OFFSET = 1e6  # times std: from such a mean on, float32 rounds the rest by 2% of std and more
 _LARGEST = 1e30  # that `InputSpec` reads
 
 
@@ -47,15 +49,21 @@ class ChannelSums:
     def varying(self) -> list[bool]:
         """Whether a channel's numbers differ, by more than float32 rounds them."""
         std = (self.squares / self.count).sqrt()
-        least = (_ROUNDING * self.total.abs() / self.count).clamp(min=1 / _LARGEST)
-        return [bool(found) for found in std > least]
+        return [bool(found) for found in std > self._rounding().clamp(min=1 / _LARGEST)]
+
+    def _rounding(self) -> Tensor:
+        """By how much float32 may round a channel's numbers."""
+        return _ROUNDING * self.total.abs() / self.count
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Per channel; a channel that does not vary has the standard deviation 1."""
+        """Per channel; one that does not vary has the standard deviation 1, or what float32 may
+        round if that is more.
+        """
         means: list[float] = []
         deviations: list[float] = []
-        numbers = (self.total.tolist(), self.squares.tolist(), self.varying())
-        for total, squares, varies in zip(*numbers, strict=True):
+        sums = (self.total.tolist(), self.squares.tolist())
+        noise = self._rounding().clamp(min=1.0).tolist()
+        for total, squares, varies, least in zip(*sums, self.varying(), noise, strict=True):
             mean, std = total / self.count, math.sqrt(squares / self.count)
             if abs(mean) > _LARGEST or std > _LARGEST:
                 raise DataError(
@@ -63,7 +71,7 @@ class ChannelSums:
                     f"deviation {std:.2g}: scale the inputs to numbers that float32 can hold"
                 )
             if not varies:
-                std = 1.0
+                std = least
             places = _DIGITS - 1 - math.floor(math.log10(std))
             means.append(round(mean, places))
             deviations.append(round(std, places))
@@ -73,6 +81,29 @@ class ChannelSums:
 def combine(sums: Iterable[ChannelSums]) -> ChannelSums:
     """The sums of all clients together."""
     return reduce(ChannelSums.__add__, sums)
+
+
+def offset_sentence(
+    mean: Sequence[float], std: Sequence[float], columns: Sequence[str] = ()
+) -> str:
+    """Which channels lose their digits as float32, for they differ little beside their size; empty
+    if none does.
+    """
+    found = [i for i, (m, s) in enumerate(zip(mean, std, strict=True)) if abs(m) >= _OFFSET * s]
+    if not found:
+        return ""
+    names = columns if len(columns) == len(mean) else [*map(str, range(len(mean)))]
+    return (
+        f"inputs {listed(names[i] for i in found)} differ by a millionth of their size "
+        f"({mean[found[0]]:.2g}) or less, and as float32, which inputs are kept as, they lose "
+        "these digits"
+    )
+
+
+OFFSET_REMEDY = (
+    "take the same number off all values of such an input, in every file, before they are stored, "
+    "or leave the input out"
+)
 
 
 def with_statistics(spec: InputSpec, clients: Sequence[ClientData]) -> InputSpec:

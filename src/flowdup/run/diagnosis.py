@@ -20,6 +20,7 @@ from flowdup.run.findings import (
     find_clipping,
     find_dominating_class,
     find_no_move,
+    find_offset,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
@@ -51,7 +52,8 @@ def diagnose_run(out: str | Path) -> Diagnosis:
     findings = [*_of_losses(rows, folder, config), *_of_stages(rows, config)]
     findings += find_overfitting(rows, config)
     if folder.started:
-        findings += find_no_move(load_checkpoint(folder.kept)[1], config)
+        spec, state = load_checkpoint(folder.kept)
+        findings += [*find_offset(spec.inputs), *find_no_move(state, config)]
     unknown = []
     if config.data.source == MEMORY:
         told = "gradients, embeddings and predictions: the clients were given in Python"

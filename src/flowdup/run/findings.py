@@ -15,7 +15,8 @@ from torch.nn.utils import get_total_norm
 
 from flowdup.batches import batch_plan, cap_batch_size, local_batches
 from flowdup.config import Config
-from flowdup.data import ClientData
+from flowdup.data import ClientData, InputSpec
+from flowdup.data.statistics import OFFSET_REMEDY, offset_sentence
 from flowdup.methods import Batch, MethodConfig, Params
 from flowdup.report import is_number
 from flowdup.run.folder import Metrics
@@ -78,6 +79,13 @@ def no_validation(config: Config, clients: int | None = None) -> Finding:
         f"no validation client has a label: {', and '.join(lost)}",
         "set data.validation_clients, and give some of these clients labels",
     )
+
+
+def find_offset(inputs: InputSpec) -> Iterator[Finding]:
+    """By the mean and standard deviation that inputs are read with."""
+    if told := offset_sentence(inputs.mean, inputs.std, inputs.columns):
+        largest = max(abs(m) / s for m, s in zip(inputs.mean, inputs.std, strict=True))
+        yield Finding("digits-lost", {"mean_by_std": largest}, told, OFFSET_REMEDY)
 
 
 def find_no_move(state: ServerState, config: Config) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from flowdup.run.findings import (
     Finding,
     find_clipping,
     find_dominating_class,
+    find_offset,
     find_overfitting,
     find_stuck_embedding,
     gradient_norms,
@@ -36,6 +37,7 @@ class TrainingWatch:
     def __init__(self, rows: Sequence[Metrics] = ()) -> None:
         self.rows, self.told = list(rows), set[str]()
         self.stage, self.evaluations, self.clipped = -1, 0, 0
+        self.looked_at_inputs = False
         if evaluated := [row for row in rows if "validation_accuracy" in row]:
             self.stage = int(evaluated[-1].get("stage", 0))
             self.evaluations = sum(row.get("stage", 0) == self.stage for row in evaluated)
@@ -43,6 +45,9 @@ class TrainingWatch:
     def add(self, simulation: Simulation, state: ServerState, metrics: Metrics) -> None:
         """Look at the round that a simulation has just done, if it was evaluated."""
         self.rows.append(metrics)
+        if not self.looked_at_inputs:
+            self.looked_at_inputs = True
+            self._tell(state, find_offset(simulation.population.spec))
         if "no-validation" not in self.told and _lacks_validation(simulation, metrics):
             self._tell(state, [no_validation(simulation.config)])
         if "validation_accuracy" not in metrics:
