@@ -52,7 +52,7 @@ def test_another_result_makes_a_table_stale_until_it_is_written_anew(copy: Path)
 
 def test_a_figure_changed_by_hand_is_noticed(copy: Path) -> None:
     page = copy / "docs/howto/choose-a-method.md"
-    page.write_text(page.read_text().replace("| 0.63 |", "| 0.36 |", 1))
+    page.write_text(page.read_text().replace("| 93.", "| 39.", 1))
     assert tables("--check", "--root", copy).returncode
 
 
@@ -84,13 +84,13 @@ def test_keys_may_be_added_to_results_and_may_be_missing(copy: Path) -> None:
             for key in ("bytes_up", "held_out", "first_round_s", "quartiles", "commit"):
                 row.pop(key, None)
 
-    for name in ("results/first-look.json", "benchmarks/results/gpu.json"):
+    for name in ("results/precision.json", "benchmarks/results/gpu.json"):
         change(copy / name, forget)
-    deciles = copy / "results/digits-methods.json"
+    deciles = copy / "results/subspace-kinds.json"
     change(deciles, lambda rows: [row.update(worst_decile=9.9) for row in rows])
     done = tables("--root", copy)
     assert not done.returncode, done.stderr
-    assert "| worst decile |" in (copy / "docs/results.md").read_text()
+    assert "| worst decile |" in (copy / "docs/findings.md").read_text()
 
 
 def test_a_reproduced_table_stands_beside_the_papers_and_can_be_stale(copy: Path) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE / "benchmarks"))
 
-from accuracy import demo, in_detail, methods, other_data, precision, privacy  # noqa: E402
+from accuracy import demo, in_detail, precision, privacy  # noqa: E402
 from certified import by_k, by_p, certificates, pac_bayes, prediction_sets  # noqa: E402
 from deployment import foreign, set_sizes  # noqa: E402
 from layout import Results  # noqa: E402
+from methods import methods  # noqa: E402
 from reproduced import reproduced  # noqa: E402
 from scores import against_the_paper, scores  # noqa: E402
 from speed import (  # noqa: E402
@@ -37,7 +38,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "browser": browser,
     "demo": demo,
     "methods": methods,
-    "other-data": other_data,
     "precision": precision,
     "privacy": privacy,
     "round-gpu": partial(
@@ -93,12 +93,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "scores": scores,
     "against-the-paper": against_the_paper,
     "reproduced": reproduced,
-    "detail-cifar10": partial(in_detail, file="first-look", data="cifar10"),
-    "detail-cifar10-others": partial(in_detail, file="first-look-others"),
-    "detail-femnist": partial(in_detail, file="first-look", data="femnist"),
-    "detail-rotated-mnist": partial(in_detail, file="rotated-mnist"),
-    "detail-digits": partial(in_detail, file="digits-methods"),
-    "detail-precision": partial(in_detail, file="precision"),
     "detail-subspace-kinds": partial(in_detail, file="subspace-kinds"),
 }
 

@@ -16,9 +16,14 @@ class Results:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def runs(self, name: str, data: str = "") -> list[Result]:
+    def runs(self, name: str) -> list[Result]:
         rows: list[Result] = json.loads((self.root / f"results/{name}.json").read_bytes())
-        return [row for row in rows if not data or row["data"] == data]
+        return rows
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Of `flowdup reproduce`."""
+        found: dict[str, Any] = json.loads((self.root / f"results/{name}.json").read_bytes())
+        return found
 
     def bench(self, name: str) -> list[Result]:
         file = self.root / f"benchmarks/results/{name}.json"

@@ -1,8 +1,6 @@
 """FLowDUP+ against the nearest other method, and FLowDUP against the paper, cell by cell."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from layout import Results, grid, tenths
 from reproduced import Cell, mean_of, paper_of, spread_of
@@ -15,7 +13,6 @@ MAIN = {  # tables that FLowDUP+ has a row in, in a reader's words
     "paper-rotated-mnist": "rotated MNIST",
     "paper-femnist": "FEMNIST",
 }
-Table = dict[str, Any]
 
 
 def scores(results: Results, columns: Sequence[str] = ()) -> str:
@@ -24,7 +21,7 @@ def scores(results: Results, columns: Sequence[str] = ()) -> str:
     head += ["others that have run", "FLowDUP", "*the paper's FLowDUP*", "*the paper's FedAvg*"]
     body = []
     for name, title in MAIN.items():
-        table = _read(results, name)
+        table = results.table(name)
         for column in table["columns"]:
             cells = {cell["row"]: cell for cell in table["cells"] if cell["column"] == column}
             own = cells.pop(OWN)
@@ -42,7 +39,7 @@ def against_the_paper(results: Results) -> str:
     """A line per table of the paper: how many of FLowDUP's cells reach it, and which do not."""
     body = []
     for file in sorted((results.root / "results").glob("paper-*.json")):
-        table = json.loads(file.read_bytes())
+        table = results.table(file.stem)
         cells = [
             cell
             for cell in table["cells"]
@@ -56,11 +53,6 @@ def against_the_paper(results: Results) -> str:
             body.append([table["title"], *counts, "; ".join(named)])
     head = ["table", "cells that have run", "reach the paper's mean less its deviation"]
     return grid([*head, "the others, and how much they lack"], body)
-
-
-def _read(results: Results, name: str) -> Table:
-    table: Table = json.loads((results.root / f"results/{name}.json").read_bytes())
-    return table
 
 
 def _shares_seeds(cell: Cell) -> bool:
