@@ -1,4 +1,4 @@
-"""Mirrored and shifted images: exactly that, by the seed, in training alone and in every engine."""
+"""Changed images: as they should be, by the seed, in training alone and in every engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,8 @@ from flowdup.random import Stream
 
 CPU = torch.device("cpu")
 PLAIN = ClientConfig(2, 10, 1.0, OptimizerConfig("sgd", 0.05))
-BOTH = replace(PLAIN, mirror=True, shift=2)
+ALL = replace(PLAIN, mirror=True, shift=2, turn=True)
+ONE_BATCH = Stream(0).words(1).reshape(())
 
 
 def shifted(image: Tensor, down: int, right: int, corner: Tensor) -> Tensor:
@@ -65,9 +66,54 @@ def test_an_image_is_one_of_those_that_mirroring_and_shifting_make(
     assert len(seen) > 1
 
 
+def square(points: int) -> ClientData:
+    data = colored(points, 6, 6)
+    return ClientData(data.x, data.y)
+
+
+def test_a_batch_is_turned_as_one_and_every_turn_comes_up() -> None:
+    data, how = square(9), Augmentation(turn=True)
+    plan = batch_plan(Stream(5), 0, 9, 12, 4, how)
+    found, seen = local_batches(data, plan, CPU, torch.float32, how), set()
+    for x, rows in zip(found.x, torch.from_numpy(plan), strict=True):
+        there = rows >= 0
+        images = data.x[rows[there] & POINT]
+        turns = [torch.rot90(images, quarters, (2, 3)) for quarters in range(4)]
+        [turn] = [n for n, turned in enumerate(turns) if torch.equal(turned, x[there])]
+        seen.add(turn)
+    assert seen == {0, 1, 2, 3}
+
+
+def test_the_batches_of_a_round_are_turned_each_for_itself() -> None:
+    plan = batch_plan(Stream(5), 0, 9, 12, 4, Augmentation(turn=True))
+    turns = plan[:, 0] >> 32 + 17
+    assert len(turns) == 36
+    assert np.bincount(turns, minlength=4).min() >= 4
+
+
+def test_an_image_is_mirrored_and_shifted_before_its_batch_is_turned() -> None:
+    data, still, turned = square(9), Augmentation(True, 2), Augmentation(True, 2, True)
+    plans = [batch_plan(Stream(5), 0, 9, 12, 4, how) for how in (still, turned)]
+    before, after = (
+        local_batches(data, plan, CPU, torch.float32, how).x
+        for plan, how in zip(plans, (still, turned), strict=True)
+    )
+    for one, other, rows in zip(before, after, torch.from_numpy(plans[1]), strict=True):
+        there = rows >= 0
+        quarters = int((rows[there] >> 32 + 17)[0])
+        assert torch.equal(torch.rot90(one, quarters, (2, 3))[there], other[there])
+
+
+def test_every_turn_is_as_frequent() -> None:
+    words = Stream(1).words(40_000)
+    change = Augmentation(turn=True).changes(words.reshape(-1, 1), Stream(2).words(40_000))
+    counts = torch.bincount(torch.from_numpy(change.flatten() >> 32 + 17), minlength=4)
+    assert (counts / 40_000).tolist() == pytest.approx([0.25] * 4, abs=0.01)
+
+
 def test_half_of_the_points_are_mirrored_and_every_shift_is_as_frequent() -> None:
     how = Augmentation(True, 2)
-    change = torch.from_numpy(how.changes(Stream(1).words(40_000)) >> 32)
+    change = torch.from_numpy(how.changes(Stream(1).words(40_000), ONE_BATCH) >> 32)
     assert (change & 1).double().mean() == pytest.approx(0.5, abs=0.01)
     for place in (1, 9):
         counts = torch.bincount(change >> place & 255, minlength=5)
@@ -82,13 +128,13 @@ def test_a_white_background_stays_white() -> None:
     image = torch.full((1, 1, 9, 9), 255, dtype=torch.uint8)
     image[0, 0, 3:6, 3:6] = 0
     how = Augmentation(shift=2)
-    rows = torch.from_numpy(how.changes(Stream(1).words(100)))
+    rows = torch.from_numpy(how.changes(Stream(1).words(100), ONE_BATCH))
     x = PointPool.of({0: ClientData(image)}, CPU, how).batch(rows, torch.float32).x
     assert ((x == 0).flatten(1).sum(1) == 9).all()
 
 
 def test_the_last_point_that_a_row_can_name_keeps_its_number() -> None:
-    changes = Augmentation(True, 127).changes(Stream(1).words(1000))
+    changes = Augmentation(True, 127, True).changes(Stream(1).words(1000), ONE_BATCH)
     assert ((changes | POINT) & POINT == POINT).all()
     assert ((changes | POINT) >> 32 == changes >> 32).all()
     assert (changes >= 0).all()
@@ -119,7 +165,7 @@ def trained(kind: str, config: ClientConfig, clients: Sequence[ClientData]) -> P
 
 @pytest.fixture(scope="module")
 def sequential() -> Params:
-    return trained("sequential", BOTH, ragged_clients())
+    return trained("sequential", ALL, ragged_clients())
 
 
 def apart(a: Params, b: Params) -> float:
@@ -127,23 +173,24 @@ def apart(a: Params, b: Params) -> float:
 
 
 def test_both_engines_give_the_same_psi(sequential: Params) -> None:
-    assert apart(trained("batched", BOTH, ragged_clients()), sequential) < 1e-10
+    assert apart(trained("batched", ALL, ragged_clients()), sequential) < 1e-10
 
 
 def test_the_same_seed_gives_the_same_bits(sequential: Params) -> None:
-    assert apart(trained("sequential", BOTH, ragged_clients()), sequential) == 0
+    assert apart(trained("sequential", ALL, ragged_clients()), sequential) == 0
 
 
 def test_clients_that_are_made_on_demand_are_changed_alike(sequential: Params) -> None:
     clients = ragged_clients()
     lazy = LazyClients(len(clients), clients.__getitem__, len(clients), 33)
-    assert apart(trained("batched", BOTH, lazy), sequential) < 1e-10
+    assert apart(trained("batched", ALL, lazy), sequential) < 1e-10
 
 
 def test_training_sees_changed_images_only_where_that_is_asked_for(sequential: Params) -> None:
     plain = trained("sequential", PLAIN, ragged_clients())
     assert apart(plain, sequential) > 1e-6
-    assert apart(trained("sequential", replace(PLAIN, mirror=True), ragged_clients()), plain) > 1e-6
+    for one in (replace(PLAIN, mirror=True), replace(PLAIN, turn=True)):
+        assert apart(trained("sequential", one, ragged_clients()), plain) > 1e-6
 
 
 @pytest.mark.parametrize("kind", ["sequential", "batched"])
@@ -151,7 +198,7 @@ def test_personal_models_and_their_answers_know_nothing_of_augmentation(kind: st
     m = method("flowdup", torch.float64)
     psi, x = doubles(m), client(1, 13).x
     plain, both = (
-        engine(kind, m, "float64", c).logits(psi, [SupportQuery(x, x)])[0] for c in (PLAIN, BOTH)
+        engine(kind, m, "float64", c).logits(psi, [SupportQuery(x, x)])[0] for c in (PLAIN, ALL)
     )
     assert torch.equal(plain, both)
 
@@ -169,6 +216,12 @@ def test_inputs_that_are_no_images_are_refused() -> None:
     with pytest.raises(ConfigError, match="are for images, and an input has 1 dimensions"):
         PointPool.of({0: rows}, CPU, Augmentation(True))
     assert PointPool.of({0: rows}, CPU).x.shape == (5, 12)
+
+
+def test_images_that_are_not_square_are_not_turned() -> None:
+    with pytest.raises(ConfigError, match="square images, and these have 5 x 7 pixels"):
+        PointPool.of({0: colored(2)}, CPU, Augmentation(turn=True))
+    assert PointPool.of({0: square(2)}, CPU, Augmentation(turn=True)).x.shape == (2, 6, 6, 3)
 
 
 def test_shifts_that_leave_nothing_or_do_not_fit_a_row_are_refused() -> None:

@@ -1,4 +1,8 @@
-"""Augmentation: training images mirrored and shifted at random, by the seed.
+"""Augmentation: training images mirrored, shifted and turned at random, by the seed.
+
+Images are mirrored and shifted one by one, which teaches a model that this changes nothing.  They
+are turned together, all of a batch alike: it is then one of another client, whose images lie
+otherwise, and a method that makes a model of it learns to make models of such clients.
 
 A row of a batch plan (`batches.py`) holds beside a point's number how its image is changed, so
 engines pass the change along without knowing of it.
@@ -17,11 +21,12 @@ from flowdup.settings import check_range
 
 POINT = 2**32 - 1  # the bits of a row that say which point it is
 _SIDE = 8  # bits for a shift in one direction
+_TURN = 1 + 2 * _SIDE  # where the bits for a turn begin
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of training images that keep their labels: mirrored, moved.
+    """Random changes of training images that keep their labels: mirrored, moved, turned.
 
     Where an image leaves a side free, its corner's colour comes in: a background stays what it is,
     be it black or white.
@@ -29,19 +34,25 @@ class Augmentation:
 
     mirror: bool = False  # half of the images, left and right exchanged
     shift: int = 0  # by up to so many pixels in each direction
+    turn: bool = False  # a batch by 0 to 3 quarter turns, all of its images alike
 
     def __post_init__(self) -> None:
         check_range("client.shift", self.shift, 0, 2 ** (_SIDE - 1) - 1)
 
     def __bool__(self) -> bool:
-        return self.mirror or self.shift > 0
+        return self.mirror or self.turn or self.shift > 0
 
     def check(self, x: Tensor) -> None:
         """Refuse points [points, *shape] that cannot be changed so."""
         if x.ndim != 4:
             raise ConfigError(
-                f"client.mirror and client.shift are for images, and an input has {x.ndim - 1} "
-                "dimensions: switch them off"
+                "client.mirror, client.shift and client.turn are for images, and an input has "
+                f"{x.ndim - 1} dimensions: switch them off"
+            )
+        if self.turn and x.shape[2] != x.shape[3]:
+            raise ConfigError(
+                f"client.turn is for square images, and these have {x.shape[2]} x {x.shape[3]} "
+                "pixels: switch it off"
             )
         if self.shift >= (side := min(x.shape[2:])):
             raise ConfigError(
@@ -50,16 +61,20 @@ class Augmentation:
             )
         if x.shape[0] > POINT:
             raise ConfigError(
-                f"client.mirror and client.shift are for at most {POINT:,} points at once, and "
-                f"there are {x.shape[0]:,}: switch them off"
+                f"client.mirror, client.shift and client.turn are for at most {POINT:,} points at "
+                f"once, and there are {x.shape[0]:,}: switch them off"
             )
 
-    def changes(self, words: Words) -> NDArray[np.int64]:
-        """A random change for every word, as the upper bits of a row."""
+    def changes(self, words: Words, of_batches: Words) -> NDArray[np.int64]:
+        """A random change for every word [..., B], as the upper bits of a row; beside it one word a
+        batch [...], for what its images have in common.
+        """
         drawn, places = words.astype(np.int64), 2 * self.shift + 1
         down = (drawn >> 1 & 0x7FFF) * places >> 15
         right = (drawn >> 16) * places >> 16
         change = (drawn & 1 if self.mirror else 0) | down << 1 | right << (1 + _SIDE)
+        if self.turn:
+            change |= (of_batches.astype(np.int64) >> 30 << _TURN)[..., None]
         return change << 32
 
     def images(self, pool: Tensor, rows: Tensor) -> Tensor:
@@ -70,12 +85,20 @@ class Augmentation:
         columns, inside_columns = self._moved(pool.shape[2], right)  # [..., width]
         columns = torch.where(mirror[..., None] > 0, pool.shape[2] - 1 - columns, columns)
         x = pool[point[..., None, None], lines[..., :, None], columns[..., None, :]]
-        if not self.shift:
-            return x
-        inside = inside_lines[..., :, None] & inside_columns[..., None, :]
-        return torch.where(inside[..., None], x, pool[point, 0, 0][..., None, None, :])
+        if self.shift:
+            inside = inside_lines[..., :, None] & inside_columns[..., None, :]
+            x = torch.where(inside[..., None], x, pool[point, 0, 0][..., None, None, :])
+        return _turned(x, change >> _TURN) if self.turn else x
 
     def _moved(self, side: int, by: Tensor) -> tuple[Tensor, Tensor]:
         """Along one side: which pixel comes where, and whether there is one."""
         moved = torch.arange(side, device=by.device) + (by & 2**_SIDE - 1)[..., None] - self.shift
         return moved.clamp(0, side - 1), (moved >= 0) & (moved < side)
+
+
+def _turned(x: Tensor, quarters: Tensor) -> Tensor:
+    """Square images [..., side, side, channels], each by so many quarter turns [...]."""
+    for quarter in (1, 2):
+        turned = torch.rot90(x, quarter, (-3, -2))
+        x = torch.where((quarters & quarter)[..., None, None, None] > 0, turned, x)
+    return x

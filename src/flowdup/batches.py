@@ -52,8 +52,9 @@ def batch_plans(
         plans |= zip(positions[alike].tolist(), whole, strict=True)
     if augmentation:
         most, draw = max(map(len, plans.values())), orders.child("augmentation")
-        words = draw.substreams(first, max(points) - first + 1, most * size)
-        changes = augmentation.changes(words.reshape(-1, most, size))
+        span = max(points) - first + 1
+        words = draw.substreams(first, span, most * size).reshape(-1, most, size)
+        changes = augmentation.changes(words, draw.child("batch").substreams(first, span, most))
         for position, plan in plans.items():
             change = changes[position - first, : len(plan)]
             plans[position] = np.where(plan < 0, plan, plan | change)

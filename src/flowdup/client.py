@@ -26,18 +26,19 @@ class ClientConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mirror: bool = False  # training images mirrored, half of them at random
     shift: int = 0  # training images moved at random, by up to so many pixels in each direction
+    turn: bool = False  # training images turned, a batch by 0 to 3 quarter turns, all of it alike
 
     def __post_init__(self) -> None:
         check_range("client.epochs", self.epochs, 1)
         check_range("client.batch_size", self.batch_size, 2)  # a batch is cut in two halves
         check_range("client.clip", self.clip, 0)
         Optimizer(self.optimizer)  # refuses what it cannot do, before anything runs
-        Augmentation(self.mirror, self.shift)  # likewise
+        _ = self.augmentation  # likewise
 
     @property
     def augmentation(self) -> Augmentation:
-        """What is done to training images, as `mirror` and `shift` say."""
-        return Augmentation(self.mirror, self.shift)
+        """What is done to training images, as `mirror`, `shift` and `turn` say."""
+        return Augmentation(self.mirror, self.shift, self.turn)
 
     def steps(self, points: int) -> int:
         """How many local steps a client with so many points takes in a round."""

@@ -212,6 +212,7 @@ class Choice:
             *lines,
             f"shift = {self.shift:<24}# pixels by which training images are moved at random",
             "# mirror = true                 # if mirrored images are of the same class",
+            "# turn = true                   # if other clients' images may be turned, square ones",
         ]
 
     def _cohorts(self) -> list[str]:

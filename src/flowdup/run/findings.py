@@ -55,6 +55,7 @@ def find_overfitting(rows: Sequence[Metrics], config: Config) -> Iterator[Findin
             "a smaller method.subspace.k": has_subspace(config.method),
             "client.shift for images": not config.client.shift,
             "client.mirror where a mirrored image means the same": not config.client.mirror,
+            "client.turn where other clients' images may be turned": not config.client.turn,
             "more clients": True,
         }
         yield Finding(
