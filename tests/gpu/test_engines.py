@@ -1,5 +1,6 @@
 """Training on a GPU: a compiled and captured step gives the psi of a plain one and of a CPU."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -23,13 +24,22 @@ CASES = [(name, "sgd") for name in METHODS] + [("flowdup", "momentum"), ("fedavg
 
 @cache
 def psi_after(
-    name: str, local: str, device: str, engine: str, precision: str, compiled: bool, rounds: int
+    name: str,
+    local: str,
+    device: str,
+    engine: str,
+    precision: str,
+    compiled: bool,
+    rounds: int,
+    changed: bool = False,
 ) -> Params:
     config = EngineConfig(engine, device, "float32", 0, precision, compiled)
     place, dtype = config.torch_device(), config.torch_dtype()
     context = MethodContext("cnn-small", SPEC, STREAM, place, dtype, config.compute_dtype())
     method = MethodConfig.from_table(METHODS[name]).build(context)
     client = ClientConfig(2, 10, 0.5, LOCAL[local])
+    if changed:
+        client = replace(client, mirror=True, shift=2, turn=True)
     server = ServerConfig(rounds, 5, 0.6, optimizer=OptimizerConfig("sgd", 0.5, momentum=0.5))
     runner = build_engine(config, method, client, ragged_clients(), STREAM)
     state = initial_state(server, method, STREAM, place, dtype)
@@ -62,6 +72,20 @@ def test_captured_eager_and_cpu_give_the_same_psi(name: str, local: str) -> None
     assert moved > 1e-2
     for way in ("captured", "eager", "sequential"):
         assert distance(psi[way], psi["cpu"]) < 1e-3 * moved, way
+
+
+def test_changed_images_give_a_captured_step_the_psi_of_a_cpu() -> None:
+    plain, captured, cpu = (
+        psi_after("flowdup", "sgd", device, "batched", "float32", compiled, 4, changed)
+        for device, compiled, changed in (
+            (DEVICE, True, False),
+            (DEVICE, True, True),
+            ("cpu", False, True),
+        )
+    )
+    moved = distance(cpu, start_of("flowdup"))
+    assert distance(captured, cpu) < 1e-3 * moved
+    assert distance(captured, plain) > 1e-2 * moved
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
