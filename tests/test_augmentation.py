@@ -11,7 +11,7 @@ from test_methods import doubles
 from torch import Tensor
 
 from flowdup.aggregation import total
-from flowdup.augmentation import POINT, Augmentation
+from flowdup.augmentation import POINT, Augmentation, quarter_turns
 from flowdup.batches import PointPool, batch_plan, batch_plans, local_batches
 from flowdup.client import ClientConfig
 from flowdup.data import ClientData
@@ -24,7 +24,7 @@ from flowdup.random import Stream
 
 CPU = torch.device("cpu")
 PLAIN = ClientConfig(2, 10, 1.0, OptimizerConfig("sgd", 0.05))
-ALL = replace(PLAIN, mirror=True, shift=2, turn=True)
+ALL = replace(PLAIN, mirror=True, shift=2, rotate_batches=True)
 ONE_BATCH = Stream(0).words(1).reshape(())
 
 
@@ -71,43 +71,45 @@ def square(points: int) -> ClientData:
     return ClientData(data.x, data.y)
 
 
-def test_a_batch_is_turned_as_one_and_every_turn_comes_up() -> None:
-    data, how = square(9), Augmentation(turn=True)
+def test_a_batch_is_rotated_as_one_by_every_quarter_turn() -> None:
+    data, how = square(9), Augmentation(rotate_batches=True)
     plan = batch_plan(Stream(5), 0, 9, 12, 4, how)
     found, seen = local_batches(data, plan, CPU, torch.float32, how), set()
     for x, rows in zip(found.x, torch.from_numpy(plan), strict=True):
         there = rows >= 0
         images = data.x[rows[there] & POINT]
-        turns = [torch.rot90(images, quarters, (2, 3)) for quarters in range(4)]
-        [turn] = [n for n, turned in enumerate(turns) if torch.equal(turned, x[there])]
-        seen.add(turn)
+        possible = [torch.rot90(images, turns, (2, 3)) for turns in range(4)]
+        [turns] = [n for n, rotated in enumerate(possible) if torch.equal(rotated, x[there])]
+        seen.add(turns)
     assert seen == {0, 1, 2, 3}
 
 
-def test_the_batches_of_a_round_are_turned_each_for_itself() -> None:
-    plan = batch_plan(Stream(5), 0, 9, 12, 4, Augmentation(turn=True))
-    turns = plan[:, 0] >> 32 + 17
+def test_the_batches_of_a_round_are_rotated_each_for_itself() -> None:
+    plan = batch_plan(Stream(5), 0, 9, 12, 4, Augmentation(rotate_batches=True))
+    turns = quarter_turns(torch.from_numpy(plan[:, 0]))
     assert len(turns) == 36
-    assert np.bincount(turns, minlength=4).min() >= 4
+    assert torch.bincount(turns, minlength=4).min() >= 4
 
 
-def test_an_image_is_mirrored_and_shifted_before_its_batch_is_turned() -> None:
-    data, still, turned = square(9), Augmentation(True, 2), Augmentation(True, 2, True)
-    plans = [batch_plan(Stream(5), 0, 9, 12, 4, how) for how in (still, turned)]
+def test_an_image_is_mirrored_and_shifted_before_its_batch_is_rotated() -> None:
+    data, still, rotated = square(9), Augmentation(True, 2), Augmentation(True, 2, True)
+    plans = [batch_plan(Stream(5), 0, 9, 12, 4, how) for how in (still, rotated)]
     before, after = (
         local_batches(data, plan, CPU, torch.float32, how).x
-        for plan, how in zip(plans, (still, turned), strict=True)
+        for plan, how in zip(plans, (still, rotated), strict=True)
     )
     for one, other, rows in zip(before, after, torch.from_numpy(plans[1]), strict=True):
         there = rows >= 0
-        quarters = int((rows[there] >> 32 + 17)[0])
-        assert torch.equal(torch.rot90(one, quarters, (2, 3))[there], other[there])
+        turns = int(quarter_turns(rows[there])[0])
+        assert torch.equal(torch.rot90(one, turns, (2, 3))[there], other[there])
 
 
-def test_every_turn_is_as_frequent() -> None:
+def test_every_quarter_turn_is_as_frequent() -> None:
     words = Stream(1).words(40_000)
-    change = Augmentation(turn=True).changes(words.reshape(-1, 1), Stream(2).words(40_000))
-    counts = torch.bincount(torch.from_numpy(change.flatten() >> 32 + 17), minlength=4)
+    change = Augmentation(rotate_batches=True).changes(
+        words.reshape(-1, 1), Stream(2).words(40_000)
+    )
+    counts = torch.bincount(quarter_turns(torch.from_numpy(change)).flatten(), minlength=4)
     assert (counts / 40_000).tolist() == pytest.approx([0.25] * 4, abs=0.01)
 
 
@@ -189,7 +191,7 @@ def test_clients_that_are_made_on_demand_are_changed_alike(sequential: Params) -
 def test_training_sees_changed_images_only_where_that_is_asked_for(sequential: Params) -> None:
     plain = trained("sequential", PLAIN, ragged_clients())
     assert apart(plain, sequential) > 1e-6
-    for one in (replace(PLAIN, mirror=True), replace(PLAIN, turn=True)):
+    for one in (replace(PLAIN, mirror=True), replace(PLAIN, rotate_batches=True)):
         assert apart(trained("sequential", one, ragged_clients()), plain) > 1e-6
 
 
@@ -218,10 +220,15 @@ def test_inputs_that_are_no_images_are_refused() -> None:
     assert PointPool.of({0: rows}, CPU).x.shape == (5, 12)
 
 
-def test_images_that_are_not_square_are_not_turned() -> None:
+def test_images_that_are_not_square_are_not_rotated() -> None:
     with pytest.raises(ConfigError, match="square images, and these have 5 x 7 pixels"):
-        PointPool.of({0: colored(2)}, CPU, Augmentation(turn=True))
-    assert PointPool.of({0: square(2)}, CPU, Augmentation(turn=True)).x.shape == (2, 6, 6, 3)
+        PointPool.of({0: colored(2)}, CPU, Augmentation(rotate_batches=True))
+    assert PointPool.of({0: square(2)}, CPU, Augmentation(rotate_batches=True)).x.shape == (
+        2,
+        6,
+        6,
+        3,
+    )
 
 
 def test_shifts_that_leave_nothing_or_do_not_fit_a_row_are_refused() -> None:

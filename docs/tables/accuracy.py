@@ -1,4 +1,4 @@
-"""Accuracies: of all methods, beside the paper's, and of every seed."""
+"""Accuracies: of the demo, of precisions, with privacy, and of every seed."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -15,7 +15,7 @@ DEMO = {  # what a client gets
 }
 
 
-def by(key: str, rows: Sequence[Result]) -> dict[str, list[Result]]:
+def grouped(rows: Sequence[Result], key: str) -> dict[str, list[Result]]:
     names = dict.fromkeys(row[key] for row in rows)
     return {name: [row for row in rows if row[key] == name] for name in names}
 
@@ -27,7 +27,7 @@ def accuracies(groups: dict[str, list[Result]], names: Iterable[str]) -> list[st
 
 
 def demo(results: Results) -> str:
-    found = by("variant", results.runs("demo"))
+    found = grouped(results.runs("demo"), "variant")
     groups = {name: found[name] for name in DEMO}
     columns = [f"`{name}`" for name in groups], DEMO.values(), accuracies(groups, groups)
     return grid(["method", "what a client gets", "accuracy, %"], zip(*columns, strict=True))
@@ -43,7 +43,7 @@ def precision(results: Results) -> str:
 
     body = [
         [f"`{name}`", *(cell(group, kind) for kind in kinds)]
-        for name, group in by("method", rows).items()
+        for name, group in grouped(rows, "method").items()
     ]
     return grid(["unlabeled test clients", *kinds.values()], body)
 
@@ -72,6 +72,6 @@ def privacy(results: Results) -> str:
     head = ["test clients", *("no noise" if e is None else f"epsilon {e:.1f}" for e in epsilons)]
     body = [
         [f"`{name}`", *(cell(group, e) for e in epsilons)]
-        for name, group in by("method", rows).items()
+        for name, group in grouped(rows, "method").items()
     ]
     return f"{grid(head, body)}\n{origins(rows)}"

@@ -17,18 +17,22 @@ class Results:
         self.root = root
 
     def runs(self, name: str) -> list[Result]:
-        rows: list[Result] = json.loads((self.root / f"results/{name}.json").read_bytes())
+        """Of a comparison."""
+        rows: list[Result] = self._read(f"results/{name}.json")
         return rows
 
     def table(self, name: str) -> dict[str, Any]:
-        """Of `flowdup reproduce`."""
-        found: dict[str, Any] = json.loads((self.root / f"results/{name}.json").read_bytes())
+        """Of `flowdup reproduce`: what it says of itself, and its cells."""
+        found: dict[str, Any] = self._read(f"results/{name}.json")
         return found
 
     def bench(self, name: str) -> list[Result]:
-        file = self.root / f"benchmarks/results/{name}.json"
-        rows: list[Result] = json.loads(file.read_bytes())
+        """Of a benchmark."""
+        rows: list[Result] = self._read(f"benchmarks/results/{name}.json")
         return rows
+
+    def _read(self, file: str) -> Any:
+        return json.loads((self.root / file).read_bytes())
 
 
 def grid(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:

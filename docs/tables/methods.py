@@ -10,7 +10,7 @@ DATA = {
     "FEMNIST": "paper-femnist",
     "digits": "digits-methods",
 }
-GIVES = {  # a client
+WHAT_A_CLIENT_GETS = {
     "FLowDUP": "its own model, in a subspace",
     "FLowDUP+": "its own model, near one trained for all, its class shares known",
     "FLowDUP + calibrated EM": "as FLowDUP, its class shares found by EM",
@@ -36,11 +36,11 @@ def methods(results: Results) -> str:
     cells = {data: _cells(results, table) for data, table in DATA.items()}
     sent = cells["digits"]
     columns = {
-        "": list(GIVES),
-        "`method.name`": [f"`{sent[row]['method']}`" for row in GIVES],
-        "what a client gets": list(GIVES.values()),
+        "": list(WHAT_A_CLIENT_GETS),
+        "`method.name`": [f"`{sent[row]['method']}`" for row in WHAT_A_CLIENT_GETS],
+        "what a client gets": list(WHAT_A_CLIENT_GETS.values()),
         **{data: _accuracies(found) for data, found in cells.items()},
-        "MB sent up": [f"{sent[row]['bytes_up'] / 1e6:.2f}" for row in GIVES],
+        "MB sent up a round": [f"{sent[row]['bytes_up'] / 1e6:.2f}" for row in WHAT_A_CLIENT_GETS],
     }
     return grid(list(columns), zip(*columns.values(), strict=True))
 
@@ -52,6 +52,6 @@ def _cells(results: Results, table: str) -> dict[str, Cell]:
 
 def _accuracies(cells: dict[str, Cell]) -> list[str]:
     """The best in bold; empty where a table has no such row, or it has not run."""
-    found = [cells.get(row) for row in GIVES]
+    found = [cells.get(row) for row in WHAT_A_CLIENT_GETS]
     texts = [spread_of(cell, "accuracy") if cell else "" for cell in found]
     return bold(texts, [mean_of(cell, "accuracy") if cell else None for cell in found], max)

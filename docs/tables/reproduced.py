@@ -1,6 +1,5 @@
 """Tables of `flowdup reproduce`, beside the paper's numbers: all that have results."""
 
-import json
 import tomllib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,8 +17,8 @@ def reproduced(results: Results) -> str:
         declared = tomllib.loads((results.root / f"experiments/{name}.toml").read_text())
         if "rows" not in declared:  # a comparison
             continue
-        file = results.root / f"results/{name}.json"
-        table = json.loads(file.read_bytes()) if file.exists() else {"cells": []}
+        has_run = (results.root / f"results/{name}.json").exists()
+        table = results.table(name) if has_run else {"cells": []}
         if done := [cell for cell in table["cells"] if cell["mean"] is not None]:
             parts.append(_section(table, done, results, "embedding" in declared))
         else:

@@ -1,8 +1,8 @@
-"""Augmentation: training images mirrored, shifted and turned at random, by the seed.
+"""Augmentation: training images mirrored, shifted and rotated at random, by the seed.
 
-Images are mirrored and shifted one by one, which teaches a model that this changes nothing.  They
-are turned together, all of a batch alike: it is then one of another client, whose images lie
-otherwise, and a method that makes a model of it learns to make models of such clients.
+Mirroring and shifting are drawn for every image, and a model learns to ignore them.  Rotations are
+drawn for every batch: it looks like one of a client whose images are rotated, and a method that
+makes a model of a batch learns to make models for such clients.
 
 A row of a batch plan (`batches.py`) holds beside a point's number how its image is changed, so
 engines pass the change along without knowing of it.
@@ -21,12 +21,12 @@ from flowdup.settings import check_range
 
 POINT = 2**32 - 1  # the bits of a row that say which point it is
 _SIDE = 8  # bits for a shift in one direction
-_TURN = 1 + 2 * _SIDE  # where the bits for a turn begin
+_TURNS = 1 + 2 * _SIDE  # where the bits for quarter turns begin
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of training images that keep their labels: mirrored, moved, turned.
+    """Random changes of training images that keep their labels: mirrored, moved, rotated.
 
     Where an image leaves a side free, its corner's colour comes in: a background stays what it is,
     be it black or white.
@@ -34,25 +34,25 @@ class Augmentation:
 
     mirror: bool = False  # half of the images, left and right exchanged
     shift: int = 0  # by up to so many pixels in each direction
-    turn: bool = False  # a batch by 0 to 3 quarter turns, all of its images alike
+    rotate_batches: bool = False  # all images of a batch by the same 0 to 3 quarter turns
 
     def __post_init__(self) -> None:
         check_range("client.shift", self.shift, 0, 2 ** (_SIDE - 1) - 1)
 
     def __bool__(self) -> bool:
-        return self.mirror or self.turn or self.shift > 0
+        return self.mirror or self.rotate_batches or self.shift > 0
 
     def check(self, x: Tensor) -> None:
         """Refuse points [points, *shape] that cannot be changed so."""
         if x.ndim != 4:
             raise ConfigError(
-                "client.mirror, client.shift and client.turn are for images, and an input has "
-                f"{x.ndim - 1} dimensions: switch them off"
+                "client.mirror, client.shift and client.rotate_batches are for images, and an "
+                f"input has {x.ndim - 1} dimensions: switch them off"
             )
-        if self.turn and x.shape[2] != x.shape[3]:
+        if self.rotate_batches and x.shape[2] != x.shape[3]:
             raise ConfigError(
-                f"client.turn is for square images, and these have {x.shape[2]} x {x.shape[3]} "
-                "pixels: switch it off"
+                f"client.rotate_batches is for square images, and these have {x.shape[2]} x "
+                f"{x.shape[3]} pixels: switch it off"
             )
         if self.shift >= (side := min(x.shape[2:])):
             raise ConfigError(
@@ -61,20 +61,20 @@ class Augmentation:
             )
         if x.shape[0] > POINT:
             raise ConfigError(
-                f"client.mirror, client.shift and client.turn are for at most {POINT:,} points at "
-                f"once, and there are {x.shape[0]:,}: switch them off"
+                "client.mirror, client.shift and client.rotate_batches are for at most "
+                f"{POINT:,} points at once, and there are {x.shape[0]:,}: switch them off"
             )
 
-    def changes(self, words: Words, of_batches: Words) -> NDArray[np.int64]:
-        """A random change for every word [..., B], as the upper bits of a row; beside it one word a
-        batch [...], for what its images have in common.
+    def changes(self, image_words: Words, batch_words: Words) -> NDArray[np.int64]:
+        """Random changes as the upper bits of rows, of every image by `image_words` [..., B] and of
+        every batch by `batch_words` [...].
         """
-        drawn, places = words.astype(np.int64), 2 * self.shift + 1
+        drawn, places = image_words.astype(np.int64), 2 * self.shift + 1
         down = (drawn >> 1 & 0x7FFF) * places >> 15
         right = (drawn >> 16) * places >> 16
         change = (drawn & 1 if self.mirror else 0) | down << 1 | right << (1 + _SIDE)
-        if self.turn:
-            change |= (of_batches.astype(np.int64) >> 30 << _TURN)[..., None]
+        if self.rotate_batches:
+            change |= (batch_words.astype(np.int64) >> 30 << _TURNS)[..., None]
         return change << 32
 
     def images(self, pool: Tensor, rows: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Augmentation:
         if self.shift:
             inside = inside_lines[..., :, None] & inside_columns[..., None, :]
             x = torch.where(inside[..., None], x, pool[point, 0, 0][..., None, None, :])
-        return _turned(x, change >> _TURN) if self.turn else x
+        return _rotated(x, quarter_turns(rows)) if self.rotate_batches else x
 
     def _moved(self, side: int, by: Tensor) -> tuple[Tensor, Tensor]:
         """Along one side: which pixel comes where, and whether there is one."""
@@ -96,9 +96,14 @@ class Augmentation:
         return moved.clamp(0, side - 1), (moved >= 0) & (moved < side)
 
 
-def _turned(x: Tensor, quarters: Tensor) -> Tensor:
+def quarter_turns(rows: Tensor) -> Tensor:
+    """0 to 3, by which the images in rows of a plan are rotated."""
+    return rows >> 32 + _TURNS
+
+
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
     """Square images [..., side, side, channels], each by so many quarter turns [...]."""
-    for quarter in (1, 2):
-        turned = torch.rot90(x, quarter, (-3, -2))
-        x = torch.where((quarters & quarter)[..., None, None, None] > 0, turned, x)
+    for bit in (1, 2):
+        rotated = torch.rot90(x, bit, (-3, -2))
+        x = torch.where((turns & bit)[..., None, None, None] > 0, rotated, x)
     return x

@@ -26,7 +26,7 @@ class ClientConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mirror: bool = False  # training images mirrored, half of them at random
     shift: int = 0  # training images moved at random, by up to so many pixels in each direction
-    turn: bool = False  # training images turned, a batch by 0 to 3 quarter turns, all of it alike
+    rotate_batches: bool = False  # all images of a batch by the same 0 to 3 quarter turns
 
     def __post_init__(self) -> None:
         check_range("client.epochs", self.epochs, 1)
@@ -37,8 +37,8 @@ class ClientConfig:
 
     @property
     def augmentation(self) -> Augmentation:
-        """What is done to training images, as `mirror`, `shift` and `turn` say."""
-        return Augmentation(self.mirror, self.shift, self.turn)
+        """What is done to training images, as `mirror`, `shift` and `rotate_batches` say."""
+        return Augmentation(self.mirror, self.shift, self.rotate_batches)
 
     def steps(self, points: int) -> int:
         """How many local steps a client with so many points takes in a round."""

@@ -31,15 +31,15 @@ def psi_after(
     precision: str,
     compiled: bool,
     rounds: int,
-    changed: bool = False,
+    augmented: bool = False,
 ) -> Params:
     config = EngineConfig(engine, device, "float32", 0, precision, compiled)
     place, dtype = config.torch_device(), config.torch_dtype()
     context = MethodContext("cnn-small", SPEC, STREAM, place, dtype, config.compute_dtype())
     method = MethodConfig.from_table(METHODS[name]).build(context)
     client = ClientConfig(2, 10, 0.5, LOCAL[local])
-    if changed:
-        client = replace(client, mirror=True, shift=2, turn=True)
+    if augmented:
+        client = replace(client, mirror=True, shift=2, rotate_batches=True)
     server = ServerConfig(rounds, 5, 0.6, optimizer=OptimizerConfig("sgd", 0.5, momentum=0.5))
     runner = build_engine(config, method, client, ragged_clients(), STREAM)
     state = initial_state(server, method, STREAM, place, dtype)
@@ -74,10 +74,10 @@ def test_captured_eager_and_cpu_give_the_same_psi(name: str, local: str) -> None
         assert distance(psi[way], psi["cpu"]) < 1e-3 * moved, way
 
 
-def test_changed_images_give_a_captured_step_the_psi_of_a_cpu() -> None:
+def test_augmented_images_give_a_captured_step_the_psi_of_a_cpu() -> None:
     plain, captured, cpu = (
-        psi_after("flowdup", "sgd", device, "batched", "float32", compiled, 4, changed)
-        for device, compiled, changed in (
+        psi_after("flowdup", "sgd", device, "batched", "float32", compiled, 4, augmented)
+        for device, compiled, augmented in (
             (DEVICE, True, False),
             (DEVICE, True, True),
             ("cpu", False, True),

@@ -116,14 +116,14 @@ def test_what_needs_validation_clients_is_told_that_none_has_labels(tmp_path: Pa
 
 
 ROWS = [{"round": n, "loss": 1.0 / n, "validation_accuracy": 90.0 - n} for n in (1, 2)]
-CHANGES = ("client.shift", "client.mirror", "client.turn")
+CHANGES = ("client.shift", "client.mirror", "client.rotate_batches")
 REMEDIES = ("run.keep", "run.patience", "method.subspace.k", *CHANGES)
 
 
 def test_nobody_is_advised_what_a_run_has() -> None:
     (found,) = find_overfitting(ROWS, config(None, FLOWDUP, run={"keep": "last"}))
     assert all(remedy in found.remedy for remedy in REMEDIES)
-    client = {"shift": 1, "mirror": True, "turn": True}
+    client = {"shift": 1, "mirror": True, "rotate_batches": True}
     work = config(None, FEDAVG, client=client, run={"keep": "best", "patience": 3})
     (found,) = find_overfitting(ROWS, work)
     assert found.remedy == "try more clients, or fewer rounds"

@@ -51,6 +51,7 @@ class Choice:
     groups: dict[str, int]  # clients by group, once they are split
     labeled: dict[str, int]  # those with labels
     shift: int  # pixels; 0: inputs are no images
+    square: bool  # images, as high as wide
 
     @classmethod
     def of(cls, found: Inspection) -> "Choice":
@@ -69,6 +70,7 @@ class Choice:
             groups=groups,
             labeled=labeled,
             shift=0 if model == "mlp" else 1 if side < 16 else 2 if side < 32 else 4,
+            square=len(found.shape) == 3 and found.shape[1] == found.shape[2],
         )
 
     @property
@@ -208,12 +210,13 @@ class Choice:
         lines = ["", "[client]", f"batch_size = {self.batch_size}"]
         if not self.shift:
             return lines
-        return [
-            *lines,
+        lines += [
             f"shift = {self.shift:<24}# pixels by which training images are moved at random",
             "# mirror = true                 # if mirrored images are of the same class",
-            "# turn = true                   # if other clients' images may be turned, square ones",
         ]
+        if self.square:
+            lines.append("# rotate_batches = true         # if some clients' images are rotated")
+        return lines
 
     def _cohorts(self) -> list[str]:
         return ["", "[server]", f"cohort = {self.cohort:<23}# clients in a round"]

@@ -55,7 +55,9 @@ def find_overfitting(rows: Sequence[Metrics], config: Config) -> Iterator[Findin
             "a smaller method.subspace.k": has_subspace(config.method),
             "client.shift for images": not config.client.shift,
             "client.mirror where a mirrored image means the same": not config.client.mirror,
-            "client.turn where other clients' images may be turned": not config.client.turn,
+            "client.rotate_batches for square images that some clients hold rotated": (
+                not config.client.rotate_batches
+            ),
             "more clients": True,
         }
         yield Finding(
