@@ -14,6 +14,7 @@ from torch.func import grad
 
 from flowdup.calibration import (
     MOVES,
+    ClientsHere,
     answer,
     calibrate,
     fit_scale_and_bias,
@@ -137,6 +138,26 @@ def test_clients_of_one_point_and_of_many_are_each_counted_once() -> None:
     assert float(found.accuracies[0]) in (0, 100)
     share = float(found.accuracies[1]) * 30 / 100
     assert share == pytest.approx(round(share), abs=1e-9)
+
+
+def test_a_prior_does_not_rule_out_what_is_rare_at_a_client() -> None:
+    """Class shares that suit the points that they are found from best fail on others."""
+    shares = torch.tensor([0.4, 0.2, 0.1, 0.1, 0.08, 0.06, 0.03, 0.03], dtype=EXACT)
+    logits, labels = [], []
+    for seed in range(60):
+        draw = Stream(seed)
+        below = (torch.from_numpy(draw.child("y").uniform(24)).to(EXACT) + 1) / 2
+        y = ((shares.cumsum(0) < below[:, None]).sum(1).clamp(max=7) + seed) % 8
+        noise = torch.from_numpy(draw.child("noise").uniform(24 * 8)).to(EXACT).reshape(24, 8)
+        logits.append(4 * torch.eye(8, dtype=EXACT)[y] + 3 * noise)
+        labels.append(y)
+    found = calibrate({1.0: logits}, labels).correction
+    clients = ClientsHere({1.0: logits}, labels, torch.device("cpu"))
+    grid = clients.grid(1.0, found["scale"].double(), found["bias"].double())
+    pairs = [(strength, round(sparsity, 6)) for strength, sparsity in prior_settings(8)]
+    kept = pairs.index((float(found["strength"]), round(float(found["sparsity"]), 6)))
+    greedy = int(grid.accuracies.mean(1).argmax())
+    assert grid.unseen[kept].mean() > grid.unseen[greedy].mean() + 1
 
 
 def test_among_equals_the_least_correction_is_taken() -> None:

@@ -4,7 +4,9 @@ Bias-corrected temperature scaling (Alexandari, Kundaje, Shrikumar, ICML 2020): 
 minimise the negative log-likelihood of softmax(scale logits + bias) over all labeled points, so
 that logits are right on average.  `sparsity` and `strength` of the prior, and `move`, how far
 personal models go from everyone's, are then those of a grid with the best mean accuracy over
-clients.  Among equals that is the least correction, and the `move` with the least loss.
+clients, half of it on the points that class shares are found from and half on others: shares that
+fit one half of a client's points to the letter rule out what is rare in the other.  Among equals
+that is the least correction, and the `move` with the least loss.
 
 What is asked of clients are sums and accuracies (`LabeledClients`), so that a fit is the same
 whether they are here or on other machines.
@@ -27,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from flowdup.params import Params
 from flowdup.prior import log_prior, sparsity_for
+from flowdup.random import Stream
 
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
 STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
@@ -84,6 +87,7 @@ class Grid(NamedTuple):
     """How clients fare with each setting of the prior, at one scale and bias."""
 
     accuracies: Tensor  # in percent [settings, clients]
+    unseen: Tensor  # the same, each half of the points with class shares from the other
     predicted: Tensor  # labeled points by predicted class [settings, classes]
 
 
@@ -114,6 +118,7 @@ class ClientsHere:
         self.y = pad_sequence([own.to(device) for own in labels], True, -1)  # [clients, n]
         sizes = torch.tensor([len(own) for own in labels], device=device)
         self.present = torch.arange(self.y.shape[1], device=device) < sizes[:, None]
+        self.halved = pad_sequence([_halved(len(own)) for own in labels], True).to(device)
         self.known = self.y >= 0
         self.classes = next(iter(logits.values()))[0].shape[-1]
         self._latest: dict[float, _Rows] = {}  # of one move alone, since they are large
@@ -129,13 +134,22 @@ class ClientsHere:
         x = scale.to(plain) * plain + bias.to(plain)
         settings = torch.tensor(prior_settings(self.classes), dtype=x.dtype, device=x.device)
         at_once = 1 if x.device.type == "cpu" else max(1, _BYTES // max(1, x.nbytes))
-        present = self.present.to(x)
-        answers = torch.cat([answer(x, present, some) for some in torch.split(settings, at_once)])
+
+        def answers(present: Tensor) -> Tensor:
+            parts = torch.split(settings, at_once)
+            return torch.cat([answer(x, present.to(x), some) for some in parts])
+
+        found = answers(self.present)
+        by_one, by_other = (answers(self.present & half) for half in (self.halved, ~self.halved))
+        unseen = torch.where(self.halved, by_other, by_one)
+        predicted = [torch.bincount(own[self.known], minlength=self.classes) for own in found]
+        return Grid(self._right(found), self._right(unseen), torch.stack(predicted).cpu())
+
+    def _right(self, answers: Tensor) -> Tensor:
+        """In percent, of clients that have labels."""  # [settings, clients]
         points = self.known.sum(1).clamp(min=1)
         right = ((answers == self.y) & self.known).sum(2).double() / points
-        predicted = [torch.bincount(own[self.known], minlength=self.classes) for own in answers]
-        taken = 100 * right[:, self.known.any(1)]
-        return Grid(taken.cpu(), torch.stack(predicted).cpu())
+        return 100 * right[:, self.known.any(1)].cpu()
 
     def _rows(self, move: float) -> "_Rows":
         if move not in self._latest:
@@ -150,6 +164,11 @@ class _Rows(NamedTuple):
     x: Tensor  # logits [clients, n, classes]
     useful: Tensor  # those of labeled points that are finite [points, classes], on the CPU
     labels: Tensor  # of these [points], likewise
+
+
+def _halved(points: int) -> Tensor:
+    """Which points are in a random half, the smaller one."""  # [points], bool
+    return torch.from_numpy(Stream(0).child("halved").permutation(points)) < points // 2
 
 
 def answer(logits: Tensor, present: Tensor, settings: Tensor) -> Tensor:
@@ -175,12 +194,13 @@ def calibrate(
 
 def fit_correction(clients: LabeledClients) -> Calibration:
     """The best correction for these clients, of which sums and accuracies are all that is asked."""
-    found = []
+    found: list[tuple[float, Calibration]] = []
     for move in clients.moves:
         ask = partial(clients.likelihood, move)
         scale, bias = fit_by_sums(ask, clients.classes)
-        accuracies, predicted = clients.grid(move, scale, bias)
-        best = int(accuracies.mean(1).argmax())  # the first among equals
+        accuracies, unseen, predicted = clients.grid(move, scale, bias)
+        means = (accuracies + unseen).mean(1) / 2
+        best = int(means.argmax())  # the first among equals
         strength, sparsity = prior_settings(clients.classes)[best]
         correction = {
             "move": torch.tensor(move),
@@ -191,8 +211,9 @@ def fit_correction(clients: LabeledClients) -> Calibration:
         }
         correction = {n: t.float() for n, t in correction.items()}
         loss = ask(scale.log(), bias).mean
-        found.append(Calibration(correction, accuracies[best], predicted[best], loss))
-    return max(found, key=lambda one: (float(one.accuracies.mean()), -one.loss))
+        one = Calibration(correction, accuracies[best], predicted[best], loss)
+        found.append((float(means[best]), one))
+    return max(found, key=lambda pair: (pair[0], -pair[1].loss))[1]
 
 
 def likelihood(logits: Tensor, y: Tensor, log_scale: Tensor, bias: Tensor) -> Likelihood:

@@ -1,8 +1,8 @@
 """The correction for class shares, fitted on validation clients of all nodes (`calibration.py`).
 
 Logits and labels stay at nodes.  They tell sums over their labeled points (the likelihood and its
-gradient, `1 + classes` numbers) at each scale and bias that the fit asks for, and then the accuracy
-of each client with each setting of the prior.  Beware: from such sums a coordinator can learn how
+gradient, `1 + classes` numbers) at each scale and bias that the fit asks for, and then two
+accuracies of each client with each setting of the prior.  Beware: from such sums a coordinator can learn how
 many labeled points of each class a node's validation clients have.
 """
 
@@ -46,8 +46,11 @@ class NodeFitting:
         """As plain numbers."""
         log_scale, bias = _tensors(parameters)
         found = self._here(move).grid(move, log_scale.exp(), bias)
-        accuracies = found.accuracies.mean(1, True) if self.as_one else found.accuracies
-        return {"accuracies": accuracies.tolist(), "predicted": found.predicted.tolist()}
+        told = {"accuracies": found.accuracies, "unseen": found.unseen}
+        if self.as_one:
+            told = {name: of_clients.mean(1, True) for name, of_clients in told.items()}
+        numbers = told | {"predicted": found.predicted}
+        return {name: tensor.tolist() for name, tensor in numbers.items()}
 
     def _here(self, move: float) -> ClientsHere:
         if self.clients is None or move not in self.clients.moves:
@@ -78,8 +81,8 @@ class NodesFitting:
     def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
         """All nodes' clients side by side."""
         told = self._ask("grid", move, scale.log(), bias, self._read_grid)
-        accuracies, predicted = zip(*told, strict=True)
-        return Grid(torch.cat(accuracies, 1), torch.stack(predicted).sum(0))
+        accuracies, unseen, predicted = zip(*told, strict=True)
+        return Grid(torch.cat(accuracies, 1), torch.cat(unseen, 1), torch.stack(predicted).sum(0))
 
     def _ask(
         self, name: str, move: float, log_scale: Tensor, bias: Tensor, read: Callable[[Any], Any]
@@ -113,15 +116,18 @@ class NodesFitting:
         return Likelihood(points, loss, gradient)
 
     def _read_grid(self, answer: Any) -> Grid:
-        accuracies = torch.tensor(answer["accuracies"], dtype=torch.float64)
+        names = "accuracies", "unseen"
+        accuracies, unseen = (torch.tensor(answer[n], dtype=torch.float64) for n in names)
         predicted = torch.tensor(answer["predicted"])
         settings = len(prior_settings(self.classes))
         shapes = predicted.shape == (settings, self.classes) and accuracies.ndim == 2
         if not shapes or len(accuracies) != settings or predicted.is_floating_point():
             raise ValueError
-        if not bool(((accuracies >= 0) & (accuracies <= 100)).all()) or bool((predicted < 0).any()):
+        if unseen.shape != accuracies.shape or bool((predicted < 0).any()):
             raise ValueError
-        return Grid(accuracies, predicted)
+        if not all(bool(((told >= 0) & (told <= 100)).all()) for told in (accuracies, unseen)):
+            raise ValueError
+        return Grid(accuracies, unseen, predicted)
 
 
 def fit_at_nodes(
