@@ -2,8 +2,8 @@
 
 Logits and labels stay at nodes.  They tell sums over their labeled points (the likelihood and its
 gradient, `1 + classes` numbers) at each scale and bias that the fit asks for, and then two
-accuracies of each client with each setting of the prior.  Beware: from such sums a coordinator can learn how
-many labeled points of each class a node's validation clients have.
+accuracies of each client with each setting of the prior.  Beware: from such sums a coordinator can
+learn how many labeled points of each class a node's validation clients have.
 """
 
 import math
