@@ -17,6 +17,7 @@ from flowdup.calibration import (
     ClientsHere,
     answer,
     calibrate,
+    em_settings,
     fit_scale_and_bias,
     prior_settings,
     uncorrected,
@@ -153,18 +154,40 @@ def test_a_prior_does_not_rule_out_what_is_rare_at_a_client() -> None:
         labels.append(y)
     found = calibrate({1.0: logits}, labels).correction
     clients = ClientsHere({1.0: logits}, labels, torch.device("cpu"))
-    grid = clients.grid(1.0, found["scale"].double(), found["bias"].double())
-    pairs = [(strength, round(sparsity, 6)) for strength, sparsity in prior_settings(8)]
-    kept = pairs.index((float(found["strength"]), round(float(found["sparsity"]), 6)))
+    names = "scale", "bias", "profile"
+    grid = clients.grid(1.0, *(found[name].double() for name in names))
+    names = "strength", "sparsity", "typical"
+    chosen = torch.stack([found[name] for name in names])
+    kept = int((torch.tensor(prior_settings(8)) - chosen).abs().sum(1).argmin())
     greedy = int(grid.accuracies.mean(1).argmax())
-    assert grid.unseen[kept].mean() > grid.unseen[greedy].mean() + 1
+    assert grid.unseen[kept].mean() > grid.unseen[greedy].mean() + 0.5
+
+
+def test_how_uneven_clients_are_is_learned_from_clients_with_labels() -> None:
+    """Two classes a client, equally often: EM says which, and need not say how often."""
+    logits, labels = [], []
+    for seed in range(40):
+        y = torch.tensor([seed, seed + 1 + seed % 7]).repeat(15) % 8
+        noise = torch.from_numpy(Stream(seed).uniform(30 * 8)).to(EXACT).reshape(30, 8)
+        logits.append(2 * torch.eye(8, dtype=EXACT)[y] + 3 * noise)
+        labels.append(y)
+    unlabeled = [*labels[:20], torch.full((5,), -1)]
+    found = calibrate({1.0: [*logits[:20], logits[20][:5]]}, unlabeled).correction
+    assert found["profile"].tolist() == pytest.approx([0.5, 0.5, 0, 0, 0, 0, 0, 0])
+    assert float(found["typical"]) > 0
+    settings = torch.tensor([[found["strength"], found["sparsity"]]], dtype=EXACT)
+    x, y = torch.stack(logits[20:]) * found["scale"] + found["bias"], torch.stack(labels[20:])
+    own, *_, usual = answer(
+        x, torch.ones(y.shape, dtype=EXACT), settings, found["profile"].to(EXACT)
+    )
+    assert (usual == y).double().mean() > (own == y).double().mean() + 0.005
 
 
 def test_among_equals_the_least_correction_is_taken() -> None:
     y = torch.arange(12) % 3
     sure = 30 * torch.eye(3, dtype=EXACT)[y]
     found = calibrate({move: [sure] for move in MOVES}, [y]).correction
-    assert [float(found[n]) for n in ("move", "strength", "sparsity")] == [0, 0, 0]
+    assert [float(found[n]) for n in ("move", "strength", "sparsity", "typical")] == [0, 0, 0, 0]
 
 
 def test_among_equally_accurate_moves_the_one_with_the_least_loss_is_taken() -> None:
@@ -245,12 +268,13 @@ def test_settings_of_the_prior_are_tried_at_once_as_one_by_one() -> None:
     logits = torch.stack(clients)
     present = torch.ones(logits.shape[:2], dtype=EXACT)
     present[1, 25:] = 0
-    settings = torch.tensor(prior_settings(3), dtype=EXACT)
-    alone = torch.cat([answer(logits, present, one[None]) for one in settings])
-    assert torch.equal(answer(logits, present, settings), alone)
+    settings = torch.tensor(em_settings(3), dtype=EXACT)
+    profile = torch.tensor([0.5, 0.4, 0.1], dtype=EXACT)
+    alone = torch.cat([answer(logits, present, one[None], profile) for one in settings])
+    assert torch.equal(answer(logits, present, settings, profile), alone)
     wanted = [
-        (logits + log_prior(logits, present, sparsity, strength)[:, None]).argmax(-1)
-        for strength, sparsity in prior_settings(3)
+        (logits + log_prior(logits, present, sparsity, strength, typical, profile)[:, None])
+        for strength, sparsity, typical in prior_settings(3)
     ]
-    assert torch.equal(alone, torch.stack(wanted))
+    assert torch.equal(alone, torch.stack(wanted).argmax(-1))
     assert len({tuple(own.flatten().tolist()) for own in alone}) > 3  # settings matter

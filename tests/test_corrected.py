@@ -31,6 +31,8 @@ NUMBERS = {
     "bias": torch.tensor([0.3, -0.5, 0.1, 0.4], dtype=EXACT),
     "sparsity": torch.tensor(0.02, dtype=EXACT),
     "strength": torch.tensor(0.8, dtype=EXACT),
+    "typical": torch.tensor(0.4, dtype=EXACT),
+    "profile": torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=EXACT),
 }
 
 
@@ -58,7 +60,7 @@ def test_logits_are_those_of_the_method_scaled_and_shifted(name: str) -> None:
     present = torch.ones(17, dtype=EXACT)
     before = plain.f(plain.personalize(psi, x, present), x)
     calibrated = 1.7 * before + NUMBERS["bias"]
-    wanted = calibrated + log_prior(calibrated, present, 0.02, 0.8)
+    wanted = calibrated + log_prior(calibrated, present, 0.02, 0.8, 0.4, NUMBERS["profile"])
     own = worn.personalize(psi | numbers(), x, present)
     assert torch.allclose(worn.f(own, x), wanted, atol=1e-10)
     assert torch.allclose(worn.logits(psi | numbers(), x, present, x[:3]), wanted[:3], atol=1e-10)

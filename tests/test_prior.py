@@ -1,6 +1,7 @@
 """Class shares by EM: against a version in plain Python, and on points whose shares are known."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -25,7 +26,11 @@ def gaussian_logits(shares: list[float], points: int, seed: int = 0) -> Tensor:
 
 
 def em_in_python(
-    logits: list[list[float]], sparsity: float = 0.0, strength: float = 1.0
+    logits: list[list[float]],
+    sparsity: float = 0.0,
+    strength: float = 1.0,
+    typical: float = 0.0,
+    profile: Sequence[float] = (),
 ) -> list[float]:
     """strength log q, one point and one class at a time."""
     classes = len(logits[0])
@@ -38,16 +43,34 @@ def em_in_python(
             mean = [m + j / sum(joint) / len(logits) for m, j in zip(mean, joint, strict=True)]
         kept = [max(m - sparsity, 1e-6) for m in mean]
         prior = q = [k / sum(kept) for k in kept]
+    for usual, c in zip(profile, sorted(range(classes), key=lambda c: -q[c]), strict=False):
+        q[c] = q[c] ** (1 - typical) * max(usual, 1e-6) ** typical
     return [strength * math.log(share) for share in q]
 
 
-@pytest.mark.parametrize(("sparsity", "strength"), [(0.0, 1.0), (0.03, 1.0), (0.05, 0.5)])
-def test_shares_are_those_of_em_in_plain_python(sparsity: float, strength: float) -> None:
-    logits = gaussian_logits([0.7, 0.2, 0.1, 0.0], 30)
-    found = log_prior(logits, torch.ones(30, dtype=EXACT), sparsity, strength)
-    assert found.tolist() == pytest.approx(
-        em_in_python(logits.tolist(), sparsity, strength), rel=1e-9
-    )
+PROFILE = (0.6, 0.4, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "strength", "typical"),
+    [(0.0, 1.0, 0.0), (0.03, 1.0, 0.0), (0.05, 0.5, 0.0), (0.0, 1.0, 1.0), (0.03, 0.5, 0.4)],
+)
+def test_shares_are_those_of_em_in_plain_python(
+    sparsity: float, strength: float, typical: float
+) -> None:
+    logits = gaussian_logits([0.1, 0.7, 0.0, 0.2], 30)
+    prior = sparsity, strength, typical
+    profile = torch.tensor(PROFILE, dtype=EXACT)
+    found = log_prior(logits, torch.ones(30, dtype=EXACT), *prior, profile)
+    assert found.tolist() == pytest.approx(em_in_python(logits.tolist(), *prior, PROFILE), rel=1e-9)
+
+
+def test_a_typical_client_has_the_profiles_shares_and_its_own_classes() -> None:
+    logits, profile = gaussian_logits([0.0, 0.6, 0.0, 0.4], 40), torch.tensor([0.5, 0.5, 0, 0])
+    present = torch.ones(40, dtype=EXACT)
+    found = log_prior(logits, present, 0.0, 1.0, 1.0, profile.to(EXACT)).exp()
+    assert found.tolist() == pytest.approx([1e-6, 0.5, 1e-6, 0.5])
+    assert log_prior(logits, present).exp()[1] > 0.55
 
 
 def test_known_shares_are_found() -> None:
@@ -100,6 +123,11 @@ def test_many_clients_at_once_are_each_alone() -> None:
     alone = torch.stack([log_prior(a, p, sparsity) for a, p in zip(logits, present, strict=True)])
     assert torch.allclose(log_prior(logits, present, sparsity), alone, rtol=1e-12)
     mapped = vmap(lambda a, p: log_prior(a, p, sparsity))(logits, present)
+    assert torch.allclose(mapped, alone, rtol=1e-12)
+    typical = sparsity, 0.8, 0.4, torch.tensor([0.7, 0.2, 0.1], dtype=EXACT)
+    alone = torch.stack([log_prior(a, p, *typical) for a, p in zip(logits, present, strict=True)])
+    assert torch.allclose(log_prior(logits, present, *typical), alone, rtol=1e-12)
+    mapped = vmap(lambda a, p: log_prior(a, p, *typical))(logits, present)
     assert torch.allclose(mapped, alone, rtol=1e-12)
 
 

@@ -2,11 +2,12 @@
 
 Bias-corrected temperature scaling (Alexandari, Kundaje, Shrikumar, ICML 2020): `scale` and `bias`
 minimise the negative log-likelihood of softmax(scale logits + bias) over all labeled points, so
-that logits are right on average.  `sparsity` and `strength` of the prior, and `move`, how far
-personal models go from everyone's, are then those of a grid with the best mean accuracy over
-clients, half of it on the points that class shares are found from and half on others: shares that
-fit one half of a client's points to the letter rule out what is rare in the other.  Among equals
-that is the least correction, and the `move` with the least loss.
+that logits are right on average.  `profile` are the clients' class shares, each client's from the
+largest to the smallest, on average.  `sparsity`, `strength` and `typical` of the prior, and `move`,
+how far personal models go from everyone's, are then those of a grid with the best mean accuracy
+over clients, half of it on the points that class shares are found from and half on others: shares
+that fit one half of a client's points to the letter rule out what is rare in the other.  Among
+equals that is the least correction, and the `move` with the least loss.
 
 What is asked of clients are sums and accuracies (`LabeledClients`), so that a fit is the same
 whether they are here or on other machines.
@@ -28,12 +29,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from flowdup.params import Params
-from flowdup.prior import log_prior, sparsity_for
+from flowdup.prior import as_typical, log_prior, sparsity_for
 from flowdup.random import Stream
 
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
 STRENGTHS = (0.5, 1.0)  # beside 0, where the prior is not used
 SPARSITIES = (0.0, 0.01, 0.03, 0.05, 0.08)  # for up to ten classes
+TYPICAL = (0.0, 0.5, 1.0)  # 1: shares are the profile's, in the order of those that EM finds
 _RIDGE = 1e-3  # on the bias
 _NO_SCALE = torch.tensor(-1e3, dtype=torch.float64)  # the logarithm of 0, nearly
 _SCALE_VARIANCE = 1.0  # of the logarithm of the scale, a priori: where few points are all right, no
@@ -42,16 +44,21 @@ _ITERATIONS = 50
 _BYTES = 2**27  # of logits, of as many settings as a GPU tries at once; a CPU's caches hold one
 
 
-def prior_settings(classes: int) -> list[tuple[float, float]]:
+def em_settings(classes: int) -> list[tuple[float, float]]:
     """Strength and sparsity, all that are tried."""
     sparsities = [sparsity_for(classes, each) for each in SPARSITIES]
     return [(0.0, 0.0), *product(STRENGTHS, sparsities)]
 
 
+def prior_settings(classes: int) -> list[tuple[float, float, float]]:
+    """Strength, sparsity and typical, all that are tried."""
+    return [(*setting, typical) for setting, typical in product(em_settings(classes), TYPICAL)]
+
+
 class Calibration(NamedTuple):
     """A fitted correction of logits, and how accurate validation clients are with it."""
 
-    correction: Params  # move [], scale [], bias [classes], sparsity [], strength []
+    correction: Params  # bias and profile [classes], move, scale, sparsity, strength, typical []
     accuracies: Tensor  # of the clients with it, in percent [clients]
     predicted: Tensor  # how many labeled points are predicted to be of each class [classes]
     loss: float  # mean negative log-likelihood of their points at this scale and bias
@@ -66,6 +73,8 @@ def uncorrected(classes: int, move: float = 1.0) -> Params:
         "bias": torch.zeros(classes),
         "sparsity": none,
         "strength": none,
+        "typical": none,
+        "profile": torch.full((classes,), 1 / classes),
     }
 
 
@@ -81,6 +90,19 @@ class Likelihood(NamedTuple):
         """The loss of a point; infinite where there are none, or where it is no number."""
         mean = float(self.loss) / self.points if self.points else math.inf
         return mean if math.isfinite(mean) else math.inf
+
+
+class Shares(NamedTuple):
+    """Of clients with labels: class shares of each, the largest first, summed."""
+
+    clients: int
+    total: Tensor  # [classes]
+
+    @property
+    def mean(self) -> Tensor:
+        """Equal shares where there are no clients."""
+        classes = len(self.total)
+        return self.total / self.clients if self.clients else torch.full((classes,), 1 / classes)
 
 
 class Grid(NamedTuple):
@@ -100,7 +122,10 @@ class LabeledClients(Protocol):
     def likelihood(self, move: float, log_scale: Tensor, bias: Tensor) -> Likelihood:
         """Over all of their labeled points."""
 
-    def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
+    def shares(self) -> Shares:
+        """Of each client that has a labeled point."""
+
+    def grid(self, move: float, scale: Tensor, bias: Tensor, profile: Tensor) -> Grid:
         """Over `prior_settings`, of each client that has a labeled point."""
 
 
@@ -128,16 +153,24 @@ class ClientsHere:
         rows = self._rows(move)
         return likelihood(rows.useful, rows.labels, log_scale, bias)
 
-    def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
+    def shares(self) -> Shares:
+        """Of each client that has a labeled point."""
+        one_hot = torch.nn.functional.one_hot(self.y.clamp(min=0), self.classes)
+        counts = (one_hot * self.known[..., None]).sum(1)[self.known.any(1)].double()
+        shares = (counts / counts.sum(1, keepdim=True)).sort(dim=1, descending=True).values
+        return Shares(len(shares), shares.sum(0).cpu())
+
+    def grid(self, move: float, scale: Tensor, bias: Tensor, profile: Tensor) -> Grid:
         """Over `prior_settings`, of each client that has a labeled point."""
         plain = self._rows(move).x
-        x = scale.to(plain) * plain + bias.to(plain)
-        settings = torch.tensor(prior_settings(self.classes), dtype=x.dtype, device=x.device)
-        at_once = 1 if x.device.type == "cpu" else max(1, _BYTES // max(1, x.nbytes))
+        x, profile = scale.to(plain) * plain + bias.to(plain), profile.to(plain)
+        settings = torch.tensor(em_settings(self.classes), dtype=x.dtype, device=x.device)
+        each = len(TYPICAL) * x.nbytes
+        at_once = 1 if x.device.type == "cpu" else max(1, _BYTES // max(1, each))
 
         def answers(present: Tensor) -> Tensor:
             parts = torch.split(settings, at_once)
-            return torch.cat([answer(x, present.to(x), some) for some in parts])
+            return torch.cat([answer(x, present.to(x), some, profile) for some in parts])
 
         found = answers(self.present)
         by_one, by_other = (answers(self.present & half) for half in (self.halved, ~self.halved))
@@ -171,13 +204,15 @@ def _halved(points: int) -> Tensor:
     return torch.from_numpy(Stream(0).child("halved").permutation(points)) < points // 2
 
 
-def answer(logits: Tensor, present: Tensor, settings: Tensor) -> Tensor:
-    """Classes [settings, clients, n] of calibrated logits [clients, n, classes], with the prior of
-    each setting [settings, 2], strength and sparsity.
+def answer(logits: Tensor, present: Tensor, settings: Tensor, profile: Tensor) -> Tensor:
+    """Classes [settings * len(TYPICAL), clients, n] of logits [clients, n, classes]: with
+    the prior of each setting [settings, 2], strength and sparsity, and each of TYPICAL.
     """
     strength, sparsity = settings.T[..., None, None]
     every = logits.expand(len(settings), *logits.shape)
-    return (logits + log_prior(every, present, sparsity, strength)[..., None, :]).argmax(-1)
+    shift = log_prior(every, present, sparsity, strength)
+    shifts = [as_typical(shift, strength, typical, profile) for typical in TYPICAL]
+    return (logits + torch.stack(shifts, 1)[..., None, :]).argmax(-1).flatten(0, 1)
 
 
 def calibrate(
@@ -195,19 +230,22 @@ def calibrate(
 def fit_correction(clients: LabeledClients) -> Calibration:
     """The best correction for these clients, of which sums and accuracies are all that is asked."""
     found: list[tuple[float, Calibration]] = []
+    profile = clients.shares().mean
     for move in clients.moves:
         ask = partial(clients.likelihood, move)
         scale, bias = fit_by_sums(ask, clients.classes)
-        accuracies, unseen, predicted = clients.grid(move, scale, bias)
+        accuracies, unseen, predicted = clients.grid(move, scale, bias, profile)
         means = (accuracies + unseen).mean(1) / 2
         best = int(means.argmax())  # the first among equals
-        strength, sparsity = prior_settings(clients.classes)[best]
+        strength, sparsity, typical = prior_settings(clients.classes)[best]
         correction = {
             "move": torch.tensor(move),
             "scale": scale,
             "bias": bias,
             "sparsity": torch.tensor(sparsity),
             "strength": torch.tensor(strength),
+            "typical": torch.tensor(typical),
+            "profile": profile,
         }
         correction = {n: t.float() for n, t in correction.items()}
         loss = ask(scale.log(), bias).mean

@@ -268,6 +268,8 @@ def _check_tensors(stored: Mapping[str, TensorInfo], spec: FederationSpec) -> No
     theta = {n: tuple(s) for n, s in spec.shapes.items() if n.startswith("theta/")}
     correction: dict[str, tuple[int, ...]] = {"bias": (spec.inputs.classes,)}
     correction |= dict.fromkeys(("move", "scale", "sparsity", "strength"), ())
+    if "correction/profile" in stored:  # up to 0.2.0 there was none
+        correction |= {"profile": (spec.inputs.classes,), "typical": ()}
     optional = {  # groups that are there as a whole or not at all
         "average": {n.replace("psi/", "average/", 1): s for n, s in psi.items()},
         "correction": {f"correction/{n}": s for n, s in correction.items()},

@@ -64,9 +64,10 @@ class Case:
     @cached_property
     def correction(self) -> Params:
         """Such as validation clients give; empty if the method has none."""
-        found = {"move": 0.7, "scale": 1.3, "sparsity": 0.02, "strength": 0.8}
+        found = {"move": 0.7, "scale": 1.3, "sparsity": 0.02, "strength": 0.8, "typical": 0.4}
         numbers = {n: torch.tensor(v, dtype=_EXACT) for n, v in found.items()}
         numbers["bias"] = 0.2 * torch.arange(SPEC.classes, dtype=_EXACT)
+        numbers["profile"] = 0.5 ** torch.arange(1, SPEC.classes + 1, dtype=_EXACT)
         return numbers if self.built.is_corrected else {}
 
     def client(self, number: int, points: int, labeled: bool = True) -> ClientData:

@@ -9,8 +9,10 @@ whose classes are equally frequent:
 
 With a strength below 1, q(y)^strength stands in the E-step.  A sparsity above 0 is the mode under a
 Dirichlet prior that favours few classes: what every class collects from points of others is taken
-off it.  It needs calibrated logits (`calibration.py`): where one class's are too high by a
-constant, EM gives everything to that class.
+off it.  Where clients are alike in how uneven their shares are, a `profile` says so: a typical
+client's shares, the largest first.  EM then says which class is which, and the logarithms of its
+shares move to the profile's, by `typical`.  It needs calibrated logits (`calibration.py`): where
+one class's are too high by a constant, EM gives everything to that class.
 """
 
 import torch
@@ -21,7 +23,12 @@ _LEAST = 1e-6  # the share that a class keeps, so that logarithms are finite
 
 
 def log_prior(
-    logits: Tensor, present: Tensor, sparsity: Tensor | float = 0.0, strength: Tensor | float = 1.0
+    logits: Tensor,
+    present: Tensor,
+    sparsity: Tensor | float = 0.0,
+    strength: Tensor | float = 1.0,
+    typical: Tensor | float = 0.0,
+    profile: Tensor | None = None,
 ) -> Tensor:
     """strength log q, from logits [..., n, classes] of the present [..., n] points.
 
@@ -34,7 +41,16 @@ def log_prior(
         mean = (present[..., None, :] @ w)[..., 0, :] / count
         q = (mean - sparsity).clamp(min=_LEAST)
         shift = strength * (q / q.sum(-1, keepdim=True)).log()
-    return shift
+    return shift if profile is None else as_typical(shift, strength, typical, profile)
+
+
+def as_typical(
+    shift: Tensor, strength: Tensor | float, typical: Tensor | float, profile: Tensor
+) -> Tensor:
+    """strength log q [..., classes], moved to shares of the profile [classes] in the order of q."""
+    rank = shift.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+    usual = strength * profile.clamp(min=_LEAST).log()[rank]
+    return shift + typical * (usual - shift)
 
 
 def sparsity_for(classes: int, of_ten: float) -> float:

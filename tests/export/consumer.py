@@ -109,6 +109,10 @@ class Consumer:
             q = (w / w.sum(1, keepdims=True)).mean(0) - numbers.get("sparsity", 0)
             q = np.maximum(q, 1e-6)
             shift = numbers.get("strength", 1) * np.log(q / q.sum())
+        if "profile" in numbers:
+            rank = np.argsort(np.argsort(-shift, kind="stable"))
+            usual = numbers["strength"] * np.log(np.maximum(numbers["profile"], 1e-6))[rank]
+            shift = shift + numbers["typical"] * (usual - shift)
         theta[bias] += shift
         return theta
 

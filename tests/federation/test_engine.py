@@ -1,6 +1,7 @@
 """The engine of a federation, with nodes in this process: psi, refusals, what is withheld."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -148,23 +149,28 @@ def test_a_fit_goes_on_without_a_node_that_leaves_or_lies(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("lie", "refused"),
+    ("about", "lie", "refused"),
     [
-        (lambda a: {"gradient": [a["gradient"][0], *([1e300] * 10)]}, True),
-        (lambda a: {"points": 0}, True),
-        (lambda a: {"points": 10**400}, True),
-        (lambda a: {"gradient": [10**400] * 11}, True),
-        (lambda a: {"gradient": [-1.7e308, *a["gradient"][1:]]}, False),  # which may be so
+        ("likelihood", lambda a: {"gradient": [a["gradient"][0], *([1e300] * 10)]}, True),
+        ("likelihood", lambda a: {"points": 0}, True),
+        ("likelihood", lambda a: {"points": 10**400}, True),
+        ("likelihood", lambda a: {"gradient": [10**400] * 11}, True),
+        # which may be so
+        ("likelihood", lambda a: {"gradient": [-1.7e308, *a["gradient"][1:]]}, False),
+        ("shares", lambda a: {"clients": -1}, True),
+        ("shares", lambda a: {"total": [math.nan] * 10}, True),
+        ("shares", lambda a: {"total": [2 * share for share in a["total"]]}, True),
+        ("shares", lambda a: {"total": a["total"][::-1]}, True),
     ],
 )
 def test_false_sums_end_no_run_and_nobody_else_is_refused(
-    tmp_path: Path, lie: Callable[[Any], Any], refused: bool
+    tmp_path: Path, about: str, lie: Callable[[Any], Any], refused: bool
 ) -> None:
     near = NearbyFederation(tmp_path, CORRECTED)
     near.config = read_config(CORRECTED | {"server": TABLE["server"] | {"rounds": 3}})
     stubs = near.nodes()
     for stub in stubs[1:]:
-        stub.change = lambda name, a: a | lie(a) if name == "likelihood" else a
+        stub.change = lambda name, a: a | lie(a) if name == about else a
     assert near.train(stubs) == "finished"
     record = NodeRecord(near.folder)
     assert [bool(record.refusals(node)) for node in NODES] == [False, refused, refused]

@@ -102,13 +102,15 @@ export class Bundle {
   private async corrected(theta: Float32Array, points: Points): Promise<Float32Array> {
     const correction = this.manifest.correction;
     if (!correction) return theta;
-    const { move, sparsity, strength } = correction.numbers as Record<string, number>;
+    const { move, sparsity, strength, typical } = correction.numbers as Record<string, number>;
+    const profile = correction.numbers.profile as number[] | undefined;
     if (move !== undefined)
       theta = theta.map((own, i) => this.forAll[i] + move * (own - this.forAll[i]));
     theta = this.calibrated(theta);
     const logits = await this.logits(points, theta);
     const { classes } = this.manifest.inputs;
-    const shift = logPrior(logits, classes, correction.steps, sparsity ?? 0, strength ?? 1);
+    const { steps } = correction;
+    const shift = logPrior(logits, classes, steps, sparsity ?? 0, strength ?? 1, typical, profile);
     const [first] = this.place(correction.last_layer.bias);
     shift.forEach((value, c) => (theta[first + c] += value));
     return theta;

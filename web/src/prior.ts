@@ -9,6 +9,8 @@ export function logPrior(
   steps: number,
   sparsity: number,
   strength: number,
+  typical = 0,
+  profile: number[] = [],
 ): Float64Array {
   const count = logits.length / classes;
   const shift = new Float64Array(classes);
@@ -27,5 +29,21 @@ export function logPrior(
     const sum = q.reduce((a, b) => a + b, 0);
     for (let c = 0; c < classes; c++) shift[c] = strength * Math.log(q[c] / sum);
   }
-  return shift;
+  return profile.length ? asTypical(shift, strength, typical, profile) : shift;
+}
+
+/** strength log q, moved to shares of the profile, the largest first, in the order of q. */
+function asTypical(
+  shift: Float64Array,
+  strength: number,
+  typical: number,
+  profile: number[],
+): Float64Array {
+  const order = [...shift.keys()].sort((a, b) => shift[b] - shift[a]); // stable
+  const moved = shift.slice();
+  order.forEach((c, rank) => {
+    const usual = strength * Math.log(Math.max(profile[rank], LEAST));
+    moved[c] += typical * (usual - shift[c]);
+  });
+  return moved;
 }

@@ -1,9 +1,10 @@
 """The correction for class shares, fitted on validation clients of all nodes (`calibration.py`).
 
-Logits and labels stay at nodes.  They tell sums over their labeled points (the likelihood and its
-gradient, `1 + classes` numbers) at each scale and bias that the fit asks for, and then two
-accuracies of each client with each setting of the prior.  Beware: from such sums a coordinator can
-learn how many labeled points of each class a node's validation clients have.
+Logits and labels stay at nodes.  They tell class shares summed over their clients, each client's
+from the largest to the smallest; sums over their labeled points (the likelihood and its gradient,
+`1 + classes` numbers) at each scale and bias that the fit asks for; and then two accuracies of each
+client with each setting of the prior.  Beware: from such sums a coordinator can learn how many
+labeled points of each class a node's validation clients have.
 """
 
 import math
@@ -20,6 +21,7 @@ from flowdup.calibration import (
     ClientsHere,
     Grid,
     Likelihood,
+    Shares,
     fit_correction,
     prior_settings,
 )
@@ -27,6 +29,7 @@ from flowdup.errors import MessageError
 from flowdup.federation.calls import Calls
 
 _ROUNDING = 1e-6
+_NOT_BEGUN = "the coordinator asks for a fit that has not begun: drop it"
 Refuse = Callable[[str, str], None]  # a node, and why
 
 
@@ -42,10 +45,16 @@ class NodeFitting:
         loss, gradient = float(found.loss), found.gradient.tolist()
         return {"points": found.points, "loss": loss, "gradient": gradient}
 
-    def grid(self, move: float, parameters: list[float]) -> dict[str, Any]:
+    def shares(self) -> dict[str, Any]:
+        """As plain numbers."""
+        found = self._fit().shares()
+        return {"clients": found.clients, "total": found.total.tolist()}
+
+    def grid(self, move: float, parameters: list[float], profile: list[float]) -> dict[str, Any]:
         """As plain numbers."""
         log_scale, bias = _tensors(parameters)
-        found = self._here(move).grid(move, log_scale.exp(), bias)
+        usual = torch.tensor(profile, dtype=torch.float64)
+        found = self._here(move).grid(move, log_scale.exp(), bias, usual)
         told = {"accuracies": found.accuracies, "unseen": found.unseen}
         if self.as_one:
             told = {name: of_clients.mean(1, True) for name, of_clients in told.items()}
@@ -53,8 +62,13 @@ class NodeFitting:
         return {name: tensor.tolist() for name, tensor in numbers.items()}
 
     def _here(self, move: float) -> ClientsHere:
-        if self.clients is None or move not in self.clients.moves:
-            raise MessageError("the coordinator asks for a fit that has not begun: drop it")
+        if move not in self._fit().moves:
+            raise MessageError(_NOT_BEGUN)
+        return self._fit()
+
+    def _fit(self) -> ClientsHere:
+        if self.clients is None:
+            raise MessageError(_NOT_BEGUN)
         return self.clients
 
 
@@ -74,20 +88,24 @@ class NodesFitting:
 
     def likelihood(self, move: float, log_scale: Tensor, bias: Tensor) -> Likelihood:
         """Summed over nodes."""
-        told = self._ask("likelihood", move, log_scale, bias, self._read_likelihood)
+        words = move, [float(log_scale), *bias.tolist()]
+        told = self._ask("likelihood", words, self._read_likelihood)
         points, losses, gradients = zip(*told, strict=True)
         return Likelihood(sum(points), torch.stack(losses).sum(), torch.stack(gradients).sum(0))
 
-    def grid(self, move: float, scale: Tensor, bias: Tensor) -> Grid:
+    def shares(self) -> Shares:
+        """Summed over nodes."""
+        clients, totals = zip(*self._ask("shares", (), self._read_shares), strict=True)
+        return Shares(sum(clients), torch.stack(totals).sum(0))
+
+    def grid(self, move: float, scale: Tensor, bias: Tensor, profile: Tensor) -> Grid:
         """All nodes' clients side by side."""
-        told = self._ask("grid", move, scale.log(), bias, self._read_grid)
+        words = move, [float(scale.log()), *bias.tolist()], profile.tolist()
+        told = self._ask("grid", words, self._read_grid)
         accuracies, unseen, predicted = zip(*told, strict=True)
         return Grid(torch.cat(accuracies, 1), torch.cat(unseen, 1), torch.stack(predicted).sum(0))
 
-    def _ask(
-        self, name: str, move: float, log_scale: Tensor, bias: Tensor, read: Callable[[Any], Any]
-    ) -> list[Any]:
-        words = (move, [float(log_scale), *bias.tolist()])
+    def _ask(self, name: str, words: tuple[Any, ...], read: Callable[[Any], Any]) -> list[Any]:
         answers, found = self.calls.call(name, {node: words for node in self.nodes}), {}
         for node, answer in answers.items():
             if isinstance(answer, dict) and "error" in answer:
@@ -100,6 +118,16 @@ class NodesFitting:
             self.nodes = [*found]
             raise NodeLeftError
         return [found[node] for node in self.nodes]
+
+    def _read_shares(self, answer: Any) -> Shares:
+        clients, total = answer["clients"], torch.tensor(answer["total"], dtype=torch.float64)
+        if type(clients) is not int or not 0 <= clients < 2**31 or total.shape != (self.classes,):
+            raise ValueError
+        if bool((total < 0).any()) or bool((total.diff() > _ROUNDING * clients).any()):
+            raise ValueError
+        if not abs(float(total.sum()) - clients) <= _ROUNDING * clients:  # NaN is not
+            raise ValueError
+        return Shares(clients, total)
 
     def _read_likelihood(self, answer: Any) -> Likelihood:
         points, gradient = answer["points"], torch.tensor(answer["gradient"], dtype=torch.float64)

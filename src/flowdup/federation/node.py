@@ -1,9 +1,9 @@
 """The node's side of a job: its clients, the method and ClientUpdate, resident for the whole job.
 
 What it says to the coordinator is listed here: `describe` and `begin` answer with counts, labeled
-or not, shapes and channel sums, `train` with replies, `evaluate` with accuracies, `likelihood` and
-`grid` with sums and accuracies of validation clients.  Of an error only the kind is told, since its
-sentence may speak of data; the sentence is printed here.
+or not, shapes and channel sums, `train` with replies, `evaluate` with accuracies, `shares`,
+`likelihood` and `grid` with sums and accuracies of validation clients.  Of an error only the kind
+is told, since its sentence may speak of data; the sentence is printed here.
 """
 
 import os
@@ -115,9 +115,14 @@ class Node:
         return self._answer("calibrate", lambda: self.fitting.likelihood(move, parameters))
 
     @collab.publish
-    def grid(self, move: float, parameters: list[float]) -> Answer:
+    def shares(self) -> Answer:
+        """Class shares of validation clients, each client's largest first, summed."""
+        return self._answer("calibrate", self.fitting.shares)
+
+    @collab.publish
+    def grid(self, move: float, parameters: list[float], profile: list[float]) -> Answer:
         """The accuracy of validation clients with each setting of the prior; withheld: a mean."""
-        return self._answer("calibrate", lambda: self.fitting.grid(move, parameters))
+        return self._answer("calibrate", lambda: self.fitting.grid(move, parameters, profile))
 
     @collab.publish
     def keep(self, task: bytes) -> Answer:

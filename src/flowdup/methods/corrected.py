@@ -5,12 +5,14 @@ On a client's unlabeled data X, with the method's own model theta,
 
     theta    <- theta* + move (theta - theta*)     where there is a model theta* for everyone
     logits(x) = scale f(x; theta) + bias          calibrated, as if classes were equally frequent
-    q         = how often each class occurs in X  EM on these logits (`prior.py`)
+    q         = how often each class occurs in X  EM on these logits, moved by `typical` to the
+                                                  shares of a typical client (`prior.py`)
     theta'    = theta, its last layer so that f(x; theta') = logits(x) + strength log q
 
-move, scale, bias, sparsity and strength are fitted on labeled validation clients
-(`calibration.py`) and stand beside psi as `correction.scale` and so on, a few numbers.  Where
-there are no such clients, EM has the method's own logits and its prior counts in full.
+move, scale, bias, sparsity, strength, typical and these shares, the profile, are fitted on labeled
+validation clients (`calibration.py`) and stand beside psi as `correction.scale` and so on, a few
+numbers.  Where there are no such clients, EM has the method's own logits and its prior counts in
+full.
 
 Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat
 at Label Shift Adaptation", ICML 2020, is EM on such logits; the sparse prior is an addition.
@@ -65,7 +67,8 @@ class Corrected(Method):
         theta = self._calibrated(theta, params)
         logits = torch.cat([self.f(theta, rows) for rows in torch.split(x, _CHUNK)])
         found = strip_prefix(params, PREFIX)
-        shift = log_prior(logits, present, found.get("sparsity", 0.0), found.get("strength", 1.0))
+        prior = found.get("sparsity", 0.0), found.get("strength", 1.0), found.get("typical", 0.0)
+        shift = log_prior(logits, present, *prior, found.get("profile"))
         return theta | {self.bias: theta[self.bias] + shift}
 
     def global_model(self, params: Params) -> Weights:
