@@ -99,6 +99,17 @@ def test_a_setting_younger_than_a_checkpoint_has_its_default(tmp_path: Path) -> 
     assert load_checkpoint(tmp_path)[0] == SPECIFICATION
 
 
+def test_a_correction_older_than_profiles_is_read_as_it_was(tmp_path: Path) -> None:
+    whole = uncorrected(SPEC.classes)
+    older = {n: t for n, t in whole.items() if n not in ("profile", "typical")}
+    save_checkpoint(tmp_path, SPECIFICATION, replace(state(), correction=older))
+    assert load_checkpoint(tmp_path)[1].correction.keys() == older.keys()
+    half = older | {"profile": whole["profile"]}
+    save_checkpoint(tmp_path, SPECIFICATION, replace(state(), correction=half))
+    with pytest.raises(CheckpointError, match="it has no 'correction/typical'"):
+        load_checkpoint(tmp_path)
+
+
 def test_a_newer_checkpoint_replaces_the_older_one(saved: Path) -> None:
     save_checkpoint(saved, SPECIFICATION, state(4))
     assert load_checkpoint(saved)[1].round == 4

@@ -155,8 +155,8 @@ class ClientsHere:
 
     def shares(self) -> Shares:
         """Of each client that has a labeled point."""
-        one_hot = torch.nn.functional.one_hot(self.y.clamp(min=0), self.classes)
-        counts = (one_hot * self.known[..., None]).sum(1)[self.known.any(1)].double()
+        none = torch.zeros(len(self.y), self.classes, dtype=torch.float64, device=self.device)
+        counts = none.scatter_add(1, self.y.clamp(min=0), self.known.double())[self.known.any(1)]
         shares = (counts / counts.sum(1, keepdim=True)).sort(dim=1, descending=True).values
         return Shares(len(shares), shares.sum(0).cpu())
 
