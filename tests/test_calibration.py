@@ -143,10 +143,11 @@ def test_clients_of_one_point_and_of_many_are_each_counted_once() -> None:
 
 def test_a_prior_does_not_rule_out_what_is_rare_at_a_client() -> None:
     """Class shares that suit the points that they are found from best fail on others."""
-    shares = torch.tensor([0.4, 0.2, 0.1, 0.1, 0.08, 0.06, 0.03, 0.03], dtype=EXACT)
+    plain = torch.tensor([0.4, 0.2, 0.1, 0.1, 0.08, 0.06, 0.03, 0.03], dtype=EXACT)
     logits, labels = [], []
     for seed in range(60):
-        draw = Stream(seed)
+        draw, power = Stream(seed), (0.2, 1.0, 3.0)[seed % 3]  # no client is a typical one
+        shares = plain**power / (plain**power).sum()
         below = (torch.from_numpy(draw.child("y").uniform(24)).to(EXACT) + 1) / 2
         y = ((shares.cumsum(0) < below[:, None]).sum(1).clamp(max=7) + seed) % 8
         noise = torch.from_numpy(draw.child("noise").uniform(24 * 8)).to(EXACT).reshape(24, 8)

@@ -43,12 +43,21 @@ def em_in_python(
             mean = [m + j / sum(joint) / len(logits) for m, j in zip(mean, joint, strict=True)]
         kept = [max(m - sparsity, 1e-6) for m in mean]
         prior = q = [k / sum(kept) for k in kept]
-    for usual, c in zip(profile, sorted(range(classes), key=lambda c: -q[c]), strict=False):
+    for usual, c in zip(profile, sorted(range(classes), key=lambda c: -mean[c]), strict=False):
         q[c] = q[c] ** (1 - typical) * max(usual, 1e-6) ** typical
     return [strength * math.log(share) for share in q]
 
 
 PROFILE = (0.6, 0.4, 0.0, 0.0)
+
+
+def test_of_classes_that_sparsity_removes_the_likeliest_has_the_profiles_next_share() -> None:
+    logits = gaussian_logits([0.0, 0.05, 0.0, 0.25, 0.7], 40)
+    profile = torch.tensor([0.6, 0.25, 0.15, 0.0, 0.0], dtype=EXACT)
+    present = torch.ones(40, dtype=EXACT)
+    assert log_prior(logits, present, 0.1).exp()[1] < 1e-5
+    found = log_prior(logits, present, 0.1, 1.0, 1.0, profile).exp()
+    assert found.tolist() == pytest.approx([1e-6, 0.15, 1e-6, 0.25, 0.6])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from flowdup.params import Params
-from flowdup.prior import as_typical, log_prior, sparsity_for
+from flowdup.prior import as_typical, em, sparsity_for
 from flowdup.random import Stream
 
 MOVES = (0.0, 0.5, 1.0)  # 1: personal models as the method makes them; 0: everyone's
@@ -210,8 +210,8 @@ def answer(logits: Tensor, present: Tensor, settings: Tensor, profile: Tensor) -
     """
     strength, sparsity = settings.T[..., None, None]
     every = logits.expand(len(settings), *logits.shape)
-    shift = log_prior(every, present, sparsity, strength)
-    shifts = [as_typical(shift, strength, typical, profile) for typical in TYPICAL]
+    shift, mean = em(every, present, sparsity, strength)
+    shifts = [as_typical(shift, mean, strength, typical, profile) for typical in TYPICAL]
     return (logits + torch.stack(shifts, 1)[..., None, :]).argmax(-1).flatten(0, 1)
 
 

@@ -10,9 +10,9 @@ whose classes are equally frequent:
 With a strength below 1, q(y)^strength stands in the E-step.  A sparsity above 0 is the mode under a
 Dirichlet prior that favours few classes: what every class collects from points of others is taken
 off it.  Where clients are alike in how uneven their shares are, a `profile` says so: a typical
-client's shares, the largest first.  EM then says which class is which, and the logarithms of its
-shares move to the profile's, by `typical`.  It needs calibrated logits (`calibration.py`): where
-one class's are too high by a constant, EM gives everything to that class.
+client's shares, the largest first.  The mean of w then says which class is which, and log q moves
+to the profile's, by `typical`.  It needs calibrated logits (`calibration.py`): where one class's
+are too high by a constant, EM gives everything to that class.
 """
 
 import torch
@@ -34,6 +34,14 @@ def log_prior(
 
     Its shape is [..., classes].
     """
+    shift, mean = em(logits, present, sparsity, strength)
+    return shift if profile is None else as_typical(shift, mean, strength, typical, profile)
+
+
+def em(
+    logits: Tensor, present: Tensor, sparsity: Tensor | float, strength: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """strength log q and the mean of w, both [..., classes], after the last step."""
     count = present.sum(-1, keepdim=True).clamp(min=1)
     shift = torch.zeros_like(logits[..., 0, :])
     for _ in range(STEPS):
@@ -41,14 +49,18 @@ def log_prior(
         mean = (present[..., None, :] @ w)[..., 0, :] / count
         q = (mean - sparsity).clamp(min=_LEAST)
         shift = strength * (q / q.sum(-1, keepdim=True)).log()
-    return shift if profile is None else as_typical(shift, strength, typical, profile)
+    return shift, mean
 
 
 def as_typical(
-    shift: Tensor, strength: Tensor | float, typical: Tensor | float, profile: Tensor
+    shift: Tensor,
+    mean: Tensor,
+    strength: Tensor | float,
+    typical: Tensor | float,
+    profile: Tensor,
 ) -> Tensor:
-    """strength log q [..., classes], moved to shares of the profile [classes] in the order of q."""
-    rank = shift.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+    """strength log q [..., classes], moved to the profile's [classes] in the order of the mean."""
+    rank = mean.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
     usual = strength * profile.clamp(min=_LEAST).log()[rank]
     return shift + typical * (usual - shift)
 

@@ -106,11 +106,11 @@ class Consumer:
         logits, shift = self.logits(x, theta), np.float32(0)
         for _ in range(correction["steps"]):
             w = np.exp(logits + shift - (logits + shift).max(1, keepdims=True))
-            q = (w / w.sum(1, keepdims=True)).mean(0) - numbers.get("sparsity", 0)
-            q = np.maximum(q, 1e-6)
+            mean = (w / w.sum(1, keepdims=True)).mean(0)
+            q = np.maximum(mean - numbers.get("sparsity", 0), 1e-6)
             shift = numbers.get("strength", 1) * np.log(q / q.sum())
         if "profile" in numbers:
-            rank = np.argsort(np.argsort(-shift, kind="stable"))
+            rank = np.argsort(np.argsort(-mean, kind="stable"))
             usual = numbers["strength"] * np.log(np.maximum(numbers["profile"], 1e-6))[rank]
             shift = shift + numbers["typical"] * (usual - shift)
         theta[bias] += shift

@@ -313,6 +313,19 @@ def test_what_is_withheld_is_not_told(tmp_path: Path) -> None:
     assert len(told["evaluate"]["accuracies"]) == 1
 
 
+def test_a_withheld_node_is_one_client_in_the_fit_of_a_correction(tmp_path: Path) -> None:
+    six = CORRECTED | {"data": TABLE["data"] | {"validation_clients": 6}}
+    near = NearbyFederation(tmp_path, six)
+    stubs = [*near.nodes("north"), *near.nodes("south", "west", withhold=("clients",))]
+    assert near.train(stubs) == "finished"
+    clients = {}
+    for stub, node in zip(stubs, NODES, strict=True):
+        told = {n: a for n, _, a in stub.calls if n in ("shares", "grid")}
+        clients[node] = told["shares"]["clients"], len(told["grid"]["accuracies"][0])
+        assert sum(told["shares"]["total"]) == pytest.approx(clients[node][0])
+    assert clients == {"north": (2, 2), "south": (1, 1), "west": (1, 1)}
+
+
 def spoiled(content: bytes, how: str) -> bytes:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     tensors = load(content)

@@ -40,16 +40,18 @@ def test_one_launch_gives_the_weights_of_many_and_of_a_cpu(folder: Path) -> None
     sets = [client(i, 20).x for i in range(4)]
     personalizer = there.personalizer(sets[0])
     method = here.method
-    shares = method.bias if isinstance(method, Corrected) else ""  # EM's steps multiply rounding
+    shares = method.bias if isinstance(method, Corrected) else ""
     for x in sets:
         found = personalizer(x)
         model, exact = there.personalize(x), here.personalize(x)
         for name, weight in exact.module.named_parameters():
-            atol = 3e-2 if name == shares else 1e-4
-            assert torch.allclose(found[name].cpu(), weight, atol=atol), name
             own = dict(model.module.named_parameters())[name]
             assert own.is_cuda == (DEVICE == "cuda")
-            assert torch.allclose(own.cpu(), weight, atol=atol), name
+            for made in (found[name].cpu(), own.cpu()):
+                if name == shares:  # EM's steps multiply what a logarithm is rounded by
+                    assert torch.allclose(made.softmax(0), weight.softmax(0), atol=5e-3), name
+                else:
+                    assert torch.allclose(made, weight, atol=1e-4), name
 
 
 def test_eight_threads_make_and_use_personalizers_at_once(folder: Path) -> None:

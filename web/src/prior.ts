@@ -15,8 +15,9 @@ export function logPrior(
   const count = logits.length / classes;
   const shift = new Float64Array(classes);
   const weights = new Float64Array(classes);
+  let mean = new Float64Array(classes);
   for (let step = 0; step < steps; step++) {
-    const mean = new Float64Array(classes);
+    mean = new Float64Array(classes);
     for (let row = 0; row < logits.length; row += classes) {
       let most = -Infinity;
       for (let c = 0; c < classes; c++) most = Math.max(most, logits[row + c] + shift[c]);
@@ -29,17 +30,18 @@ export function logPrior(
     const sum = q.reduce((a, b) => a + b, 0);
     for (let c = 0; c < classes; c++) shift[c] = strength * Math.log(q[c] / sum);
   }
-  return profile.length ? asTypical(shift, strength, typical, profile) : shift;
+  return profile.length ? asTypical(shift, mean, strength, typical, profile) : shift;
 }
 
-/** strength log q, moved to shares of the profile, the largest first, in the order of q. */
+/** strength log q, moved to shares of the profile, the largest first, in the order of the mean. */
 function asTypical(
   shift: Float64Array,
+  mean: Float64Array,
   strength: number,
   typical: number,
   profile: number[],
 ): Float64Array {
-  const order = [...shift.keys()].sort((a, b) => shift[b] - shift[a]); // stable
+  const order = [...shift.keys()].sort((a, b) => mean[b] - mean[a]); // stable
   const moved = shift.slice();
   order.forEach((c, rank) => {
     const usual = strength * Math.log(Math.max(profile[rank], LEAST));

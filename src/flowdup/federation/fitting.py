@@ -48,6 +48,8 @@ class NodeFitting:
     def shares(self) -> dict[str, Any]:
         """As plain numbers."""
         found = self._fit().shares()
+        if self.as_one:
+            found = Shares(1, found.mean)
         return {"clients": found.clients, "total": found.total.tolist()}
 
     def grid(self, move: float, parameters: list[float], profile: list[float]) -> dict[str, Any]:
